@@ -71,15 +71,34 @@ class FileRecord(Record):
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the record to ``path`` in one step: readers never see half a file."""
+        """Writes the record to ``path`` in one step: readers never see half a file.
+
+        Raises:
+            FileFormatError: if the file cannot be written.
+        """
         target = Path(path)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent or ".", prefix=target.name, delete=False
-        ) as out:
-            out.write(self.to_json())
-            out.write("\n")
-        Path(out.name).chmod(0o644)
-        Path(out.name).replace(target)
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=target.parent, prefix=target.name, delete=False
+            ) as out:
+                temporary = Path(out.name)
+                out.write(self.to_json())
+                out.write("\n")
+        except OSError as error:
+            raise self._cannot_write(target, error) from None
+        try:
+            temporary.chmod(0o644)
+            temporary.replace(target)
+        except OSError as error:
+            temporary.unlink()
+            raise self._cannot_write(target, error) from None
+
+    def _cannot_write(self, target: Path, error: OSError) -> FileFormatError:
+        return FileFormatError(
+            f"Cannot write the {self.file_kind} file: {error.strerror or error}",
+            where=str(target),
+            fix="Give a path in a folder that exists and that you may write to",
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
