@@ -1,0 +1,90 @@
+"""Graph pipeline parallelism for PyTorch.
+
+``import graphpipe`` is quick: the names below are loaded when they are first used, and
+torch with the first one that needs it.
+
+Two functions share their name with a package of this library: ``graphpipe.plan`` and
+``graphpipe.simulate`` are the functions; the packages are imported as usual
+(``from graphpipe.plan.validate import ...``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from graphpipe.errors import GraphPipeError
+
+if TYPE_CHECKING:
+    from graphpipe.cost.catalogue import device as device
+    from graphpipe.cost.cluster import Cluster as Cluster
+    from graphpipe.cost.estimate import estimate as estimate
+    from graphpipe.cost.table import CostTable as CostTable
+    from graphpipe.cost.table import ParameterMemory as ParameterMemory
+    from graphpipe.graph.capture import capture as capture
+    from graphpipe.graph.model_graph import ModelGraph as ModelGraph
+    from graphpipe.plan.plan import Plan as Plan
+    from graphpipe.planner.search import plan as plan
+    from graphpipe.runtime.pipeline import Pipeline as Pipeline
+    from graphpipe.simulate.simulator import simulate as simulate
+    from graphpipe.simulate.timeline import Timeline as Timeline
+    from graphpipe.zoo.job import Batch as Batch
+    from graphpipe.zoo.job import Job as Job
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Batch": "graphpipe.zoo.job",
+    "Cluster": "graphpipe.cost.cluster",
+    "CostTable": "graphpipe.cost.table",
+    "Job": "graphpipe.zoo.job",
+    "ModelGraph": "graphpipe.graph.model_graph",
+    "ParameterMemory": "graphpipe.cost.table",
+    "Pipeline": "graphpipe.runtime.pipeline",
+    "Plan": "graphpipe.plan.plan",
+    "Timeline": "graphpipe.simulate.timeline",
+    "capture": "graphpipe.graph.capture",
+    "device": "graphpipe.cost.catalogue",
+    "estimate": "graphpipe.cost.estimate",
+    "plan": "graphpipe.planner.search",
+    "simulate": "graphpipe.simulate.simulator",
+}
+"""Module of each public name."""
+
+__all__ = [
+    "Batch",
+    "Cluster",
+    "CostTable",
+    "GraphPipeError",
+    "Job",
+    "ModelGraph",
+    "ParameterMemory",
+    "Pipeline",
+    "Plan",
+    "Timeline",
+    "capture",
+    "device",
+    "estimate",
+    "plan",
+    "simulate",
+]
+
+# Importing a submodule for the first time binds its name in this package. Doing it now,
+# and taking the binding away, leaves the name free for the function, for good.
+for _name in ("plan", "simulate"):
+    importlib.import_module(f"graphpipe.{_name}")
+    del globals()[_name]
+del _name
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'graphpipe' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""The demonstration: two towers on handwritten digits, planned and trained as a graph."""
