@@ -49,6 +49,7 @@ class Stage(Record):
     Attributes:
         name: Short, for people: from the modules it holds.
         ops: Names of its ops, in the graph's order; prep ops are not listed.
+        modules: Paths of the modules whose ops it holds, for people: see ``modules_of``.
         micro_batch: b_s, samples of one task on one replica.
         replicas: r_s; replica q runs the micro-batches i with i mod r_s = q.
         devices: Ranks; replica q of copy c runs on ``devices[c * replicas + q]``.
@@ -63,6 +64,7 @@ class Stage(Record):
 
     name: str
     ops: tuple[str, ...] = Field(min_length=1)
+    modules: tuple[str, ...] = ()
     micro_batch: int = Field(ge=1)
     replicas: int = Field(default=1, ge=1)
     devices: tuple[int, ...] = Field(min_length=1)
