@@ -2,7 +2,7 @@
 
 A unit is a set of ops that every plan keeps in one stage. Merging keeps the graph of
 units acyclic (so every unit is convex), keeps atomic groups whole, and never makes a unit
-heavier than the grain that was asked for, unless a rule forces ops together.
+much heavier than the grain that was asked for, unless a rule forces ops together.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from graphpipe.graph.model_graph import ModelGraph
+
+_CHEAP = 0.25
+"""Share of the grain below which a unit may join any neighbour, however heavy."""
 
 
 def forced_groups(
@@ -124,7 +127,8 @@ def coarsen(
     Args:
         graph: The graph.
         weights: For every op its share of what is scarce (time, memory), any unit.
-        grain: No merged unit gets heavier than this.
+        grain: No merged unit gets heavier than this, but that an op cheaper than a quarter of
+            it may join a heavier neighbour.
         edge_bytes: For every op the bytes that its output would cost to send; among equally
             good merges the one that hides more bytes wins.
         together: Sets of op positions that must share a unit.
@@ -193,7 +197,7 @@ class _Merger:
 
     def _fits(self, u: int, v: int, grain: float) -> bool:
         if self.weight[u] + self.weight[v] > grain and min(self.weight[u], self.weight[v]) > (
-            0.01 * grain
+            _CHEAP * grain
         ):
             return False
         return len(self.label[u] | self.label[v]) <= 1 or self.label[u] == self.label[v]
@@ -211,7 +215,7 @@ class _Merger:
                     continue
                 # Balanced merges first; then hide the larger message; then the producer.
                 both = self.weight[u] + self.weight[v]
-                key = (0.0 if self.weight[u] <= 0.01 * grain else both, -size, int(after), v)
+                key = (0.0 if self.weight[u] <= _CHEAP * grain else both, -size, int(after), v)
                 if best is None or key < best:
                     best = key
         return None if best is None else best[3]
