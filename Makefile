@@ -57,14 +57,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dev,examples]"
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e ".[dev,docs,examples]"
 	@touch $@
 
 # Writes constraints.txt anew: the newest versions that work together, torch held at its pin.
 lock:
 	$(PYTHON) -m venv --clear $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet hatchling editables torch==2.13.0
-	$(VENV)-lock/bin/pip install --quiet --no-build-isolation -e ".[dev,examples]" torch==2.13.0
+	$(VENV)-lock/bin/pip install --quiet --no-build-isolation -e ".[dev,docs,examples]" torch==2.13.0
 	{ sed -n '/^#/p' constraints.txt; \
 	  $(VENV)-lock/bin/pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//'; } > constraints.new
 	mv constraints.new constraints.txt
