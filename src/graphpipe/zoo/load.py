@@ -55,7 +55,7 @@ def _from_file(path: Path, factory: str) -> Job:
     found = getattr(module, factory, None)
     if found is None:
         public = [key for key, value in vars(module).items() if callable(value) and key[0] != "_"]
-        own = [key for key in public if getattr(module, key).__module__ == module.__name__]
+        own = [key for key in sorted(public) if getattr(module, key).__module__ == module.__name__]
         raise InputError(
             f"The file has no function {factory!r}",
             where=str(path),
