@@ -7,14 +7,20 @@ micro-batches are samples.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from graphpipe.errors import CostError
+
+if TYPE_CHECKING:
+    from graphpipe.graph.model_graph import ModelGraph
 
 FloatArray = npt.NDArray[np.float64]
 Source = Literal["analytic", "profiled", "published"]
@@ -79,6 +85,20 @@ class DeviceCosts:
     optimizer_seconds_per_byte: float = 0.0
 
 
+class Exclusion(NamedTuple):
+    """A micro-batch size at which an op cannot run.
+
+    Attributes:
+        op: Name of the op.
+        micro_batch: Samples.
+        reason: Why, such as ``out of memory``.
+    """
+
+    op: str
+    micro_batch: int
+    reason: str
+
+
 @dataclass(frozen=True, eq=False)
 class CostTable:
     """Costs of one graph. Row i of every array is op ``ops[i]`` = ``graph.ops[i].name``.
@@ -88,7 +108,8 @@ class CostTable:
         source: Where the numbers come from.
         ops: Op names, in the graph's order.
         micro_batches: Micro-batch sizes of the columns, ascending, samples.
-        devices: Times by kind of device (the key is ``Device.kind`` of the cluster).
+        devices: Times by kind of device (the key is ``Device.kind`` of the cluster). The times
+            of a published table hold for every kind.
         output_bytes: [ops, 2]: bytes of the op's output, fixed and per sample.
         gradient_bytes: [ops, 2]: bytes of the gradient message for that output; 0 where the
             output needs no gradient.
@@ -99,8 +120,18 @@ class CostTable:
         parameter_memory: Factors for weights, gradients and optimizer state.
         corrections: Measured factors (forward, backward) by kind of device that turn a sum
             of op times into the time of a stage; 1.0 where nothing was measured.
-        exclusions: (op, micro-batch) pairs that cannot run, with the reason; times there are inf.
+        exclusions: Sizes at which an op cannot run; its time there is inf.
+        storage_squares: [storages]: bytes per sample squared, on top of ``storages``, for what
+            grows with b * b (the similarity matrix of a contrastive loss); empty if none does.
+        spreads: Relative spread of the repeats behind each measured time, by kind of device:
+            (forward, backward), each [ops, micro-batch sizes]; empty unless profiled.
+        hosts: By kind of device, the hardware that was measured; empty unless profiled.
+        torch_version: Version of torch that was measured; empty unless profiled.
         notes: Remarks for the user, such as sizes that could not be profiled.
+
+    Raises:
+        CostError: if shapes disagree, a number is negative or not finite (other than the
+            inf of an exclusion), or sizes do not ascend.
     """
 
     fingerprint: str
@@ -116,6 +147,66 @@ class CostTable:
     parameter_memory: ParameterMemory = field(default_factory=ParameterMemory)
     corrections: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
+    storage_squares: FloatArray = field(default_factory=lambda: np.zeros(0))
+    spreads: Mapping[str, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    torch_version: str = ""
+
+    def __post_init__(self) -> None:
+        check_table(self)
+
+    def check(self, graph: ModelGraph) -> None:
+        """Refuses a stale table: call this wherever a graph and a table meet.
+
+        A measured table is also refused if torch has another version than the one that was
+        measured, as far as the graph knows it.
+
+        Raises:
+            CostError: if the table was not made for exactly this graph.
+        """
+        fix = "Estimate or profile again for this graph"
+        if self.fingerprint != graph.fingerprint:
+            names = tuple(op.name for op in graph.ops)
+            detail = "the same ops, but other shapes, parameters or mode"
+            if names != self.ops:
+                first = next(
+                    (a or b for a, b in zip_longest(names, self.ops) if a != b), "their number"
+                )
+                detail = f"other ops, the first of them {first!r}"
+            raise CostError(
+                f"These costs belong to another graph ({detail})",
+                where=f"graph '{graph.name}'",
+                expected=f"fingerprint {graph.fingerprint}",
+                got=self.fingerprint,
+                fix=fix,
+            )
+        both = self.torch_version and graph.torch_version
+        if both and self.torch_version != graph.torch_version:
+            raise CostError(
+                "These costs were measured with another version of torch",
+                where=f"graph '{graph.name}'",
+                expected=graph.torch_version,
+                got=self.torch_version,
+                fix=fix,
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the table as JSON (kind ``graphpipe-costs``)."""
+        from graphpipe.cost.table_file import CostTableFile
+
+        CostTableFile.of(self).save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a table written by :meth:`save`. Call :meth:`check` with the graph next.
+
+        Raises:
+            FileFormatError: naming the field that is malformed.
+        """
+        from graphpipe.cost.table_file import CostTableFile
+
+        return CostTableFile.load(path).table(cls, where=str(path))
 
     def device_costs(self, kind: str) -> DeviceCosts:
         """Times on a kind of device.
@@ -123,6 +214,8 @@ class CostTable:
         Raises:
             CostError: if the table has none for it.
         """
+        if self.source == "published" and len(self.devices) == 1:
+            return next(iter(self.devices.values()))
         try:
             return self.devices[kind]
         except KeyError:
@@ -133,24 +226,30 @@ class CostTable:
                 fix="Estimate or profile for every kind of device in the cluster",
             ) from None
 
+    @cached_property
+    def _excluded_rows(self) -> dict[int, list[int]]:
+        """Rows that cannot run, by micro-batch size."""
+        row = {name: i for i, name in enumerate(self.ops)}
+        rows: dict[int, list[int]] = {}
+        for op, micro_batch, _ in self.exclusions:
+            rows.setdefault(micro_batch, []).append(row[op])
+        return rows
+
     def op_seconds(self, kind: str, micro_batch: int) -> tuple[FloatArray, FloatArray]:
         """Forward and backward seconds of every op for one micro-batch, each of shape [ops].
 
         Between two sizes of the table times are interpolated linearly; below the first
-        size they are those of the first; above the last they grow in proportion.
+        size they are those of the first; above the last they grow in proportion. Where an
+        op cannot run, its time is inf.
         """
         costs = self.device_costs(kind)
-        sizes = self.micro_batches
-        if micro_batch <= sizes[0]:
-            return costs.forward[:, 0], costs.backward[:, 0]
-        if micro_batch >= sizes[-1]:
-            factor = micro_batch / sizes[-1]
-            return costs.forward[:, -1] * factor, costs.backward[:, -1] * factor
-        right = int(np.searchsorted(sizes, micro_batch))
-        left = right - 1
-        share = (micro_batch - sizes[left]) / (sizes[right] - sizes[left])
-        forward = costs.forward[:, left] * (1 - share) + costs.forward[:, right] * share
-        backward = costs.backward[:, left] * (1 - share) + costs.backward[:, right] * share
+        forward = _at_size(costs.forward, self.micro_batches, micro_batch)
+        backward = _at_size(costs.backward, self.micro_batches, micro_batch)
+        rows = self._excluded_rows.get(micro_batch)
+        if rows:
+            forward, backward = forward.copy(), backward.copy()
+            forward[rows] = np.inf
+            backward[rows] = np.inf
         return forward, backward
 
     def stage_seconds(
@@ -162,8 +261,102 @@ class CostTable:
         factors = self.corrections.get(kind, (1.0, 1.0))
         return float(forward[rows].sum() * factors[0]), float(backward[rows].sum() * factors[1])
 
-    def saved_bytes(self, op_indices: Iterable[int]) -> tuple[float, float]:
-        """Bytes that a stage of these ops keeps per micro-batch in flight: fixed, per sample."""
+    def saved_bytes(
+        self, op_indices: Iterable[int], micro_batch: int | None = None
+    ) -> tuple[float, float]:
+        """Bytes that a stage of these ops keeps per micro-batch in flight: fixed, per sample.
+
+        With ``micro_batch`` (samples) given, the bytes per sample are those at that size,
+        including what grows with its square; without it that part is left out.
+        """
         kept = sorted({item for op in op_indices for item in self.saved[op]})
         total = self.storages[kept].sum(axis=0) if kept else np.zeros(2)
-        return float(total[0]), float(total[1])
+        square = 0.0
+        if micro_batch is not None and self.storage_squares.size and kept:
+            square = float(self.storage_squares[kept].sum()) * micro_batch
+        return float(total[0]), float(total[1]) + square
+
+
+def _at_size(times: FloatArray, sizes: tuple[int, ...], micro_batch: int) -> FloatArray:
+    """The column of ``times`` for a size, see :meth:`CostTable.op_seconds`."""
+    column: FloatArray
+    if micro_batch <= sizes[0]:
+        column = times[:, 0]
+    elif micro_batch >= sizes[-1]:
+        column = times[:, -1] * (micro_batch / sizes[-1])
+    else:
+        right = int(np.searchsorted(sizes, micro_batch))
+        if sizes[right] == micro_batch:
+            column = times[:, right]
+        else:
+            left = right - 1
+            share = (micro_batch - sizes[left]) / (sizes[right] - sizes[left])
+            column = times[:, left] * (1 - share) + times[:, right] * share
+    return column
+
+
+def check_table(table: CostTable) -> None:
+    """The shapes and values of a table hold together.
+
+    Raises:
+        CostError: naming the field.
+    """
+    ops, sizes = len(table.ops), table.micro_batches
+    if not table.ops or len(set(table.ops)) != ops:
+        raise CostError("A cost table needs ops with distinct names", where="field 'ops'")
+    if not sizes or sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes)):
+        raise CostError(
+            "Micro-batch sizes must be positive and ascend",
+            where="field 'micro_batches'",
+            got=sizes,
+        )
+    if not table.devices:
+        raise CostError("A cost table needs a kind of device", where="field 'devices'")
+    if len(table.saved) != ops:
+        raise CostError("A list of storages per op", where="field 'saved'", expected=ops)
+    storages = len(table.storages)
+    if any(not 0 <= item < storages for items in table.saved for item in items):
+        raise CostError("An op saves an unknown storage", where="field 'saved'")
+    if unknown := sorted({item.op for item in table.exclusions} - set(table.ops)):
+        raise CostError("An unknown op is excluded", where="field 'exclusions'", got=unknown[0])
+    named: dict[str, tuple[FloatArray, tuple[int, ...]]] = {
+        "output_bytes": (table.output_bytes, (ops, 2)),
+        "gradient_bytes": (table.gradient_bytes, (ops, 2)),
+        "workspace_bytes": (table.workspace_bytes, (ops, 2)),
+        "storages": (table.storages, (storages, 2)),
+    }
+    if table.storage_squares.size:
+        named["storage_squares"] = (table.storage_squares, (storages,))
+    for name, (array, shape) in named.items():
+        _check_array(array, shape, name, finite=True, signed=True)
+    for kind, costs in table.devices.items():
+        shape = (ops, len(sizes))
+        _check_array(costs.forward, shape, f"devices.{kind}.forward", finite=False)
+        _check_array(costs.backward, shape, f"devices.{kind}.backward", finite=False)
+        if not 0 <= costs.optimizer_seconds_per_byte < np.inf:
+            raise CostError(
+                "Not a time per byte", where=f"field 'devices.{kind}.optimizer_seconds_per_byte'"
+            )
+
+
+def _check_array(
+    array: FloatArray, shape: tuple[int, ...], name: str, *, finite: bool, signed: bool = False
+) -> None:
+    """``signed``: a fixed part may be negative (of 3 * b - 2), times and the like may not."""
+    if array.shape != shape:
+        raise CostError(
+            "An array of the cost table has the wrong shape",
+            where=f"field '{name}'",
+            expected=shape,
+            got=array.shape,
+        )
+    wrong = np.isnan(array) if not finite else ~np.isfinite(array)
+    if not signed:
+        wrong |= array < 0
+    if wrong.any():
+        place = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise CostError(
+            "A number of the cost table is negative or not finite",
+            where=f"field '{name}', position {place}",
+            got=float(array[place]),
+        )

@@ -1,0 +1,1 @@
+"""Published profiles and hand-written cost graphs as planner input."""
