@@ -18,7 +18,7 @@ from graphpipe.errors import GraphPipeError
 if TYPE_CHECKING:
     from graphpipe.cost.catalogue import device as device
     from graphpipe.cost.cluster import Cluster as Cluster
-    from graphpipe.cost.estimate import estimate as estimate
+    from graphpipe.cost.analytic import estimate as estimate
     from graphpipe.cost.table import CostTable as CostTable
     from graphpipe.cost.table import ParameterMemory as ParameterMemory
     from graphpipe.graph.capture import capture as capture
@@ -45,7 +45,7 @@ _HOME = {
     "Timeline": "graphpipe.simulate.timeline",
     "capture": "graphpipe.graph.capture",
     "device": "graphpipe.cost.catalogue",
-    "estimate": "graphpipe.cost.estimate",
+    "estimate": "graphpipe.cost.analytic",
     "plan": "graphpipe.planner.search",
     "simulate": "graphpipe.simulate.simulator",
 }

@@ -1,0 +1,132 @@
+"""Where a command's words go: people on a terminal, pipes, and scripts that want JSON.
+
+Results go to standard output, remarks and progress to standard error, so that
+``graphpipe ... --json | jq`` and ``> file`` hold results alone. On a terminal rich draws
+tables and progress bars; into a pipe goes plain text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+PLAIN_WIDTH = 160
+"""Columns of a table that goes into a pipe."""
+
+
+class Ticker(Protocol):
+    """What a progress bar is told."""
+
+    def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
+        """``done`` of ``total`` steps; ``note`` stands beside the bar."""
+
+
+class Output:
+    """One command's output.
+
+    Args:
+        as_json: Print one JSON document and nothing else on standard output.
+        quiet: Print no remarks and no progress, and no tables either.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self._out = Console()
+        self._err = Console(stderr=True)
+        if not self._out.is_terminal:
+            self._out = Console(width=PLAIN_WIDTH, no_color=True)
+
+    @property
+    def width(self) -> int:
+        """Columns that text pictures may use."""
+        return self._out.width
+
+    def text(self, value: object) -> None:
+        """Prints ``str(value)`` as it is, unless quiet or JSON was asked for."""
+        if not self.quiet and not self.as_json:
+            self._out.print(Text(str(value)), soft_wrap=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Prints a table; numbers are set to the right."""
+        if self.quiet or self.as_json:
+            return
+        body = [[str(cell) for cell in row] for row in rows]
+        table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+        for i, name in enumerate(columns):
+            numeric = bool(body) and all(row[i][:1] in "0123456789-+." for row in body)
+            table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+        for row in body:
+            table.add_row(*(Text(cell) for cell in row))
+        self._out.print(table)
+
+    def note(self, value: object) -> None:
+        """Prints a remark to standard error, unless quiet."""
+        if not self.quiet:
+            self._err.print(Text(str(value)), soft_wrap=True)
+
+    def result(self, value: object) -> None:
+        """Prints the command's result as JSON if that was asked for."""
+        if self.as_json:
+            print(json.dumps(value, indent=1, default=_jsonable, allow_nan=False))
+
+    @contextmanager
+    def progress(self, description: str, total: int | None = None) -> Iterator[Ticker]:
+        """A progress bar on standard error; nothing where that is not a terminal, or quiet."""
+        if self.quiet or not self._err.is_terminal:
+            yield lambda done, total=None, note="": None
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        with Progress(*columns, console=self._err, transient=True) as bars:
+            task = bars.add_task(description, total=total, note="")
+
+            def tick(done: int, total: int | None = None, note: str = "") -> None:
+                if total is not None:
+                    bars.update(task, total=total)
+                bars.update(task, completed=done, note=note)
+
+            yield tick
+
+
+def _jsonable(value: object) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def seconds(value: float) -> str:
+    """A duration for people: ``1.24 s``, ``3.1 ms``, ``250 us``."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value * 1e9:.0f} ns"
+
+
+def size(nbytes: float) -> str:
+    """A size for people, in powers of 1024: ``3.2 GiB``."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if nbytes >= 1024**power:
+            return f"{nbytes / 1024**power:.3g} {unit}"
+    return f"{nbytes:.0f} B"

@@ -1,0 +1,1 @@
+"""Whole programs made of the library: what the commands run."""
