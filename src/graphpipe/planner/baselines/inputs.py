@@ -1,0 +1,178 @@
+"""From units with costs to what the baselines' optimisers read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphpipe.planner.baselines import pipedream, piper
+from graphpipe.planner.baselines.downsets import (
+    DOWN_SET_LIMIT,
+    DownSetLimitError,
+    FloatArray,
+    enumerate_down_sets,
+)
+from graphpipe.planner.unit_graph import UnitGraph
+
+
+def unit_edges(units: UnitGraph) -> tuple[tuple[int, int], ...]:
+    """(source, target) pairs of units, ascending by target."""
+    return tuple((v, u) for u, above in enumerate(units.predecessors) for v in above)
+
+
+def unit_seconds(units: UnitGraph, kind: str, micro_batch: int) -> tuple[FloatArray, FloatArray]:
+    """Forward and backward seconds of every unit for one micro-batch."""
+    forward, backward = units.times(kind, micro_batch)
+    return np.array(forward) / 1e9, np.array(backward) / 1e9
+
+
+def pipedream_costs(units: UnitGraph, kind: str, micro_batch: int) -> pipedream.NodeCosts:
+    """Costs for PipeDream. Activations are the units' outputs, as in the published profiles."""
+    forward, backward = unit_seconds(units, kind, micro_batch)
+    sent = np.zeros(len(units))
+    for tensor in units.tensors:
+        sent[tensor.producer] += tensor.forward_fixed + tensor.forward_bytes * micro_batch
+    return pipedream.NodeCosts(forward + backward, np.array(units.gradient_bytes), sent)
+
+
+def piper_input(
+    units: UnitGraph,
+    kind: str,
+    micro_batch: int,
+    *,
+    micro_batches: int,
+    memory_bytes: float,
+    bandwidth: float,
+) -> piper.PiperInput:
+    """Costs for Piper: every unit plain or recomputing, without tensor parallelism.
+
+    Memory is A x in-flight + B: plain, A is what the unit saves and B its static bytes and
+    workspace; recomputing, A is its inputs and B also holds what it saves once.
+    """
+    count = len(units)
+    forward, backward = unit_seconds(units, kind, micro_batch)
+    parameters = np.array(units.gradient_bytes)
+    memory_a, memory_b = np.zeros((count, 2)), np.zeros((count, 2))
+    for u in range(count):
+        facts = units.facts((u,))
+        saved = facts.saved_fixed + facts.saved_bytes * micro_batch
+        inputs = min(saved, facts.input_fixed + facts.input_bytes * micro_batch)
+        static = facts.static + facts.workspace_fixed + facts.workspace_bytes * micro_batch
+        memory_a[u] = saved, inputs
+        memory_b[u] = static, static + saved - inputs
+    plain = forward + backward
+    again = plain + np.where(np.array(units.has_backward), forward, 0.0)
+    edges = unit_edges(units)
+    index = {edge: i for i, edge in enumerate(edges)}
+    crossing = np.zeros(len(edges))
+    for tensor in units.tensors:
+        for reader in tensor.consumers:
+            sent = tensor.forward_fixed + tensor.forward_bytes * micro_batch
+            crossing[index[(tensor.producer, reader)]] += sent
+    nothing = np.zeros(len(edges))
+    configurations = piper.Configurations(
+        seconds=np.stack([plain, again], axis=1),
+        parameter_bytes=np.stack([parameters, parameters], axis=1),
+        memory_a=memory_a,
+        memory_b=memory_b,
+        extra_in=nothing,
+        extra_out=nothing,
+    )
+    return piper.PiperInput(
+        nodes=count,
+        edges=edges,
+        edge_bytes=crossing,
+        configurations={1: configurations},
+        memory_bytes=memory_bytes,
+        bandwidth=bandwidth,
+        micro_batches=micro_batches,
+    )
+
+
+def fuse_chains(
+    units: UnitGraph, weights: Sequence[float], *, limit: int = DOWN_SET_LIMIT
+) -> UnitGraph:
+    """Units fused along chains until the graph has at most ``limit`` down-sets.
+
+    A unit and its only reader, of which it is the only producer, are a link of a chain; the
+    lightest links are fused first, a quarter of the units at a time. Where no link is left,
+    units with the same producers and readers are fused too, the lightest first.
+
+    Args:
+        units: The units.
+        weights: Of each unit, for instance its time.
+        limit: Down-sets that the result may have.
+
+    Returns:
+        ``units`` itself if it has few enough.
+
+    Raises:
+        DownSetLimitError: if fusing does not get there.
+    """
+    members = [list(ops) for ops in units.members]
+    loads = [float(weight) for weight in weights]
+    while True:
+        fused = UnitGraph(units.graph, units.costs, tuple(tuple(sorted(m)) for m in members))
+        try:
+            enumerate_down_sets(len(fused), unit_edges(fused), limit=limit)
+        except DownSetLimitError:
+            groups = _lightest_groups(fused, loads)
+            if not groups:
+                raise
+            members, loads = _merged(members, loads, groups, fused)
+            continue
+        return units if len(fused) == len(units) else fused
+
+
+def _lightest_groups(units: UnitGraph, loads: Sequence[float]) -> list[tuple[int, int]]:
+    """Disjoint pairs to fuse: the lightest quarter of the links, at least one."""
+    links = [
+        (loads[u] + loads[readers[0]], u, readers[0])
+        for u, readers in enumerate(units.successors)
+        if len(readers) == 1 and units.predecessors[readers[0]] == (u,)
+    ]
+    if not links:
+        twins: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        for u in range(len(units)):
+            twins.setdefault((units.predecessors[u], units.successors[u]), []).append(u)
+        for group in twins.values():
+            group.sort(key=lambda u: (loads[u], u))
+            pairs = zip(group[0::2], group[1::2], strict=False)
+            links += [(loads[a] + loads[b], a, b) for a, b in pairs]
+    used: set[int] = set()
+    chosen: list[tuple[int, int]] = []
+    for _, u, v in sorted(links):
+        if len(chosen) >= max(1, len(units) // 4):
+            break
+        if u not in used and v not in used:
+            used |= {u, v}
+            chosen.append((u, v))
+    return chosen
+
+
+def _merged(
+    members: Sequence[Sequence[int]],
+    loads: Sequence[float],
+    groups: Sequence[tuple[int, int]],
+    units: UnitGraph,
+) -> tuple[list[list[int]], list[float]]:
+    """Members and loads after fusing, in a topological order."""
+    target = {v: u for u, v in groups}
+    merged: dict[int, list[int]] = {}
+    weight: dict[int, float] = {}
+    for unit, ops in enumerate(members):
+        root = target.get(unit, unit)
+        merged.setdefault(root, []).extend(ops)
+        weight[root] = weight.get(root, 0.0) + loads[unit]
+    waiting = {root: set[int]() for root in merged}
+    for unit, above in enumerate(units.predecessors):
+        root = target.get(unit, unit)
+        waiting[root] |= {target.get(v, v) for v in above} - {root}
+    done: set[int] = set()
+    order: list[int] = []
+    while len(order) < len(merged):
+        ready = [root for root in merged if root not in done and waiting[root] <= done]
+        order.extend(ready)
+        done.update(ready)
+    return [merged[root] for root in order], [weight[root] for root in order]

@@ -1,0 +1,332 @@
+"""PipeDream's optimiser: a chain of replicated stages with the fastest slowest stage.
+
+Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP
+2019, section 3.1, with the constants of the authors' program:
+
+* states are the down-sets of the graph (the program's augmented antichains); a stage is
+  the difference of two states, so branches are put into one chain;
+* a stage of work C and parameters P on m machines takes (C + 4 (m - 1) P / (m bandwidth)) / m;
+* the cost of sending activations between stages is left out (the program's default);
+* machines come in levels: the best split of every range over the machines of one level is
+  the work that the next level divides;
+* the memory check of the program: ceil(machines after the stage / m) x (activations +
+  parameters) of the stage.
+
+Two things are different. A graph with several sources starts with all of them ready (the
+program begins at its first source and drops what cannot be reached from it). And in the
+lower levels a range is split only at states that contain its start; the program also
+splits at states that do not, where the difference of two states has no meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graphpipe.errors import InfeasibleError
+from graphpipe.planner.baselines.downsets import (
+    DownSetLimitError,
+    DownSets,
+    FloatArray,
+    IntArray,
+    enumerate_down_sets,
+)
+
+_TABLE_LIMIT_BYTES = 1 << 30
+"""Tables over all ranges are refused above this size: the lower levels need them."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the machine hierarchy, innermost first.
+
+    Attributes:
+        machines: Machines (of the level below) that one unit of this level has.
+        bandwidth: Bytes per second between them.
+    """
+
+    machines: int
+    bandwidth: float
+
+
+@dataclass(frozen=True, eq=False)
+class NodeCosts:
+    """What PipeDream knows of each node, as arrays of shape [nodes].
+
+    Attributes:
+        seconds: Forward and backward of one mini-batch (in our words: one micro-batch).
+        parameter_bytes: Weights.
+        activation_bytes: Output; counts in the memory check.
+    """
+
+    seconds: FloatArray
+    parameter_bytes: FloatArray
+    activation_bytes: FloatArray
+
+
+@dataclass(frozen=True)
+class ReplicatedStage:
+    """Nodes that run together on ``replicas`` machines."""
+
+    nodes: tuple[int, ...]
+    replicas: int
+
+
+@dataclass(frozen=True)
+class PipeDreamResult:
+    """The slowest stage's seconds per micro-batch, the stages in order, and the states."""
+
+    seconds: float
+    stages: tuple[ReplicatedStage, ...]
+    states: int
+
+
+def optimise(
+    costs: NodeCosts,
+    edges: Sequence[tuple[int, int]],
+    levels: Sequence[Level],
+    *,
+    memory_bytes: float | None = None,
+    straight: bool = False,
+    synchronise_every: float = 1.0,
+    down_sets: DownSets | None = None,
+) -> PipeDreamResult:
+    """Splits the graph into a chain of replicated stages.
+
+    Args:
+        costs: Of each node.
+        edges: (source, target) pairs of node numbers.
+        levels: The machines, innermost level first. All machines are used.
+        memory_bytes: Of one machine; None: no memory check.
+        straight: No replication.
+        synchronise_every: Micro-batches between two reductions of the gradients. The paper
+            reduces after each (1); a synchronous schedule reduces once per mini-batch.
+        down_sets: Of the graph, if they are known already.
+
+    Raises:
+        DownSetLimitError: if the graph has too many states.
+        InfeasibleError: if the memory check lets no split through.
+    """
+    sets = down_sets or enumerate_down_sets(len(costs.seconds), edges)
+    search = _Search(
+        sets,
+        sets.sums(costs.parameter_bytes),
+        sets.sums(costs.activation_bytes),
+        memory_bytes,
+        straight,
+        synchronise_every,
+    )
+    base: _Base = _Prefix(sets.sums(costs.seconds))
+    tables: list[_Table] = []
+    within = 1
+    for level in levels[:-1]:
+        table = search.all_ranges(base, level, within)
+        tables.append(table)
+        base = _Matrix(table.seconds[level.machines])
+        within = level.machines
+    top = search.from_empty(base, levels[-1], within)
+    best = float(top.seconds[levels[-1].machines, -1])
+    if not np.isfinite(best):
+        raise InfeasibleError(
+            "PipeDream's memory check lets no partition through",
+            expected=f"stages that keep at most {memory_bytes:.6g} bytes per machine",
+            fix="Give more memory or more machines, or leave the check out",
+        )
+    stages = _stages(search, [*tables, top], levels, len(sets) - 1)
+    return PipeDreamResult(best, stages, len(sets) - 1)
+
+
+class _Prefix:
+    """Work of a range as a difference of two cumulative sums."""
+
+    def __init__(self, cumulative: FloatArray) -> None:
+        self._cumulative = cumulative
+
+    def column(self, starts: IntArray, end: int) -> FloatArray:
+        return np.asarray(self._cumulative[end] - self._cumulative[starts])
+
+
+class _Matrix:
+    """Work of a range as the level below solved it."""
+
+    def __init__(self, seconds: FloatArray) -> None:
+        self._seconds = seconds
+
+    def column(self, starts: IntArray, end: int) -> FloatArray:
+        return np.asarray(self._seconds[starts, end])
+
+
+_Base = _Prefix | _Matrix
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Best seconds by machines used: [machines + 1, ends] or [machines + 1, starts, ends]."""
+
+    base: _Base
+    within: int
+    seconds: FloatArray
+
+
+class _Search:
+    def __init__(
+        self,
+        sets: DownSets,
+        parameters: FloatArray,
+        activations: FloatArray,
+        memory_bytes: float | None,
+        straight: bool,
+        synchronise_every: float,
+    ) -> None:
+        self.sets = sets
+        self.parameters = parameters
+        self.activations = activations
+        self.memory_bytes = memory_bytes
+        self.straight = straight
+        self.synchronise_every = synchronise_every
+
+    def stage_seconds(
+        self, base: _Base, level: Level, starts: IntArray, end: int, machines: int
+    ) -> FloatArray:
+        """Seconds of the stages from each of ``starts`` to ``end`` on so many machines."""
+        parameters = self.parameters[end] - self.parameters[starts]
+        reduce = 4 * (machines - 1) * parameters / (level.bandwidth * machines)
+        reduce /= self.synchronise_every
+        return np.asarray((base.column(starts, end) + reduce) / machines)
+
+    def whole_seconds(
+        self, base: _Base, level: Level, within: int, starts: IntArray, end: int, machines: int
+    ) -> FloatArray:
+        """The same where the stage is the whole range: its reduction is shared by the level
+        below, as in the authors' program."""
+        parameters = self.parameters[end] - self.parameters[starts]
+        reduce = 4 * (machines - 1) * parameters / (level.bandwidth * machines)
+        reduce /= within * self.synchronise_every
+        return np.asarray((base.column(starts, end) + reduce) / machines)
+
+    def too_big(
+        self, level: Level, starts: IntArray, end: int, machines: int, used: int
+    ) -> np.ndarray:
+        """Where the stage from ``starts`` to ``end`` keeps more than a machine has, if it and
+        all stages before it use ``used`` machines."""
+        if self.memory_bytes is None:
+            return np.zeros(len(starts), dtype=bool)
+        kept = self.activations[end] - self.activations[starts]
+        kept = kept + self.parameters[end] - self.parameters[starts]
+        admitted = -(-(level.machines - used) // machines)
+        return np.asarray(admitted * kept > self.memory_bytes)
+
+    def from_empty(self, base: _Base, level: Level, within: int) -> _Table:
+        """Best split of the ranges that start at the empty set."""
+        count, total = len(self.sets), level.machines
+        best = np.full((total + 1, count), np.inf)
+        best[0, 0] = 0.0
+        widest = 1 if self.straight else total
+        for end in range(1, count):
+            starts = self.sets.below(end)
+            before = best[:, starts]
+            column = np.full(total + 1, np.inf)
+            for machines in range(1, widest + 1):
+                seconds = self.stage_seconds(base, level, starts, end, machines)
+                whole = self.whole_seconds(base, level, within, starts[:1], end, machines)
+                seconds[0] = whole[0]
+                if self.memory_bytes is None:
+                    slowest = np.maximum(before[: total + 1 - machines], seconds).min(axis=1)
+                    np.minimum(column[machines:], slowest, out=column[machines:])
+                    continue
+                for used in range(machines, total + 1):
+                    big = self.too_big(level, starts, end, machines, used)
+                    slower = np.maximum(before[used - machines], np.where(big, np.inf, seconds))
+                    column[used] = min(column[used], slower.min())
+            best[:, end] = column
+        return _Table(base, within, best)
+
+    def all_ranges(self, base: _Base, level: Level, within: int) -> _Table:
+        """Best split of every range of two states, one inside the other."""
+        count, total = len(self.sets), level.machines
+        if (total + 1) * count * count * 8 > _TABLE_LIMIT_BYTES:
+            raise DownSetLimitError(
+                "The graph has too many down-sets for PipeDream with several machine levels",
+                expected=f"a table of at most {_TABLE_LIMIT_BYTES} bytes",
+                got=f"{count} down-sets",
+                fix="Coarsen the graph first, for instance by fusing chains",
+            )
+        best = np.full((total + 1, count, count), np.inf)
+        best[0, np.arange(count), np.arange(count)] = 0.0
+        widest = 1 if self.straight else total
+        for end in range(1, count):
+            starts = self.sets.below(end)
+            # before[m, i, k]: range from starts[i] to starts[k] on m machines.
+            before = best[:, starts[:, None], starts[None, :]]
+            column = np.full((total + 1, len(starts)), np.inf)
+            for machines in range(1, widest + 1):
+                seconds = self.stage_seconds(base, level, starts, end, machines)
+                whole = self.whole_seconds(base, level, within, starts, end, machines)
+                for used in range(machines, total + 1):
+                    big = self.too_big(level, starts, end, machines, used)
+                    if used == machines:
+                        slowest = np.where(big, np.inf, whole)
+                    else:
+                        last = np.where(big, np.inf, seconds)
+                        slowest = np.maximum(before[used - machines], last).min(axis=1)
+                    np.minimum(column[used], slowest, out=column[used])
+            best[:, starts, end] = column
+        return _Table(base, within, best)
+
+
+def _stages(
+    search: _Search, tables: Sequence[_Table], levels: Sequence[Level], end: int
+) -> tuple[ReplicatedStage, ...]:
+    """Follows the tables back from the outermost level to the stages of the innermost."""
+    ranges = [(0, end, 1)]
+    for number in range(len(levels) - 1, -1, -1):
+        inner: list[tuple[int, int, int]] = []
+        for start, stop, outer in ranges:
+            split = _split(search, tables[number], levels[number], start, stop)
+            inner.extend((low, high, outer * machines) for low, high, machines in split)
+        ranges = inner
+    return tuple(
+        ReplicatedStage(search.sets.nodes_between(low, high), replicas)
+        for low, high, replicas in ranges
+    )
+
+
+def _split(
+    search: _Search, table: _Table, level: Level, start: int, stop: int
+) -> list[tuple[int, int, int]]:
+    """The stages (start, end, machines) of one range, in order."""
+    found: list[tuple[int, int, int]] = []
+    used, end = level.machines, stop
+    while end != start:
+        starts = search.sets.below(end)
+        seconds = table.seconds if table.seconds.ndim == 2 else table.seconds[:, start, :]
+        low, machines = _witness(search, table, level, starts, end, used, seconds, start)
+        found.append((low, end, machines))
+        used, end = used - machines, low
+    return found[::-1]
+
+
+def _witness(
+    search: _Search,
+    table: _Table,
+    level: Level,
+    starts: IntArray,
+    end: int,
+    used: int,
+    best: FloatArray,
+    start: int,
+) -> tuple[int, int]:
+    """The first (fewest machines, smallest start) last stage that gives ``best[used, end]``."""
+    target = best[used, end]
+    for machines in range(1, (1 if search.straight else used) + 1):
+        seconds = search.stage_seconds(table.base, level, starts, end, machines)
+        whole = search.whole_seconds(table.base, level, table.within, starts, end, machines)
+        seconds = np.where(starts == start, whole, seconds)
+        big = search.too_big(level, starts, end, machines, used)
+        slowest = np.maximum(best[used - machines, starts], np.where(big, np.inf, seconds))
+        hits = np.flatnonzero(slowest == target)
+        if len(hits):
+            return int(starts[hits[0]]), machines
+    raise AssertionError("the table names a value that no stage attains")
