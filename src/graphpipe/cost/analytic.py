@@ -78,7 +78,7 @@ def estimate(
     )
     runs = run_in(graph, precision)
     kept = storage_table(
-        [item.saves if op.requires_grad else {} for op, item in _pairs(graph, runs)]
+        [item.saves if op.requires_grad else {} for op, item in zip(graph.ops, runs, strict=True)]
     )
     outputs = [item.output for item in runs]
     output, gradient = message_sizes(graph, outputs, sizes)
