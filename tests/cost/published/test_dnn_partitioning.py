@@ -111,6 +111,11 @@ def test_no_time_is_lost_in_merging(name: str) -> None:
         ([_node(1, "a", -1.0)], [], "node '1', field 'fpgaLatency'"),
         ([_node(1, "a", 1.0)], [_edge(1, 2, 1.0)], "unknown node '2'"),
         ([_node(1, "a", 1.0)], [_edge(1, 1, 1.0)], "cycle: '1'"),
+        (
+            [_node(1, "a", 1.0), _node(2, "b", 1.0), _node(3, "c", 1.0)],
+            [_edge(1, 2, 1.0), _edge(2, 3, 1.0), _edge(3, 2, 1.0)],
+            "cycle: '[23]' -> '[23]'",
+        ),
         ([_node(1, "a", 1.0, back=2)], [], "node '1', field 'isBackwardNode'"),
         ([_node(1, "a", 1.0)], [{"sourceId": 1, "destId": 1}], r"edges\[0\], field 'cost'"),
     ],
