@@ -8,7 +8,14 @@ It describes one copy; copies are alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from graphpipe.errors import PlanError
+from graphpipe.plan.ranges import SampleRange, copy_range
+
+if TYPE_CHECKING:
+    from graphpipe.plan.plan import Plan
+    from graphpipe.plan.stage import Stage, StageEdge
 
 
 class StageSpec(NamedTuple):
@@ -26,9 +33,11 @@ class StageSpec(NamedTuple):
 
 
 class EdgeSpec(NamedTuple):
-    """What passes from stage ``source`` to stage ``target``: bytes per sample and fixed bytes
-    per message, forward and (gradient) backward; no backward message if ``has_gradient`` is
-    False."""
+    """What passes from stage ``source`` to stage ``target``: bytes per sample, and fixed bytes
+    (tensors without a batch dimension) once per micro-batch of the consumer, forward and
+    (gradient) backward; no backward message if ``has_gradient`` is False. ``batched`` is False
+    where none of the tensors has a batch dimension, ``gradient_batched`` where none of those
+    with a gradient has."""
 
     source: int
     target: int
@@ -37,6 +46,8 @@ class EdgeSpec(NamedTuple):
     backward_bytes: float = 0.0
     backward_fixed: float = 0.0
     has_gradient: bool = True
+    batched: bool = True
+    gradient_batched: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,3 +58,67 @@ class PipelineProblem:
     edges: tuple[EdgeSpec, ...]
     samples: int
     world_size: int
+
+
+def problem_of(
+    plan: Plan, copy: int = 0, batch_size: int | None = None, *, training: bool = True
+) -> tuple[PipelineProblem, SampleRange]:
+    """One copy of a plan as a problem, and the samples of the mini-batch that it owns.
+
+    Args:
+        plan: The plan.
+        copy: Number of the copy.
+        batch_size: Samples of this mini-batch, by default the plan's.
+        training: False for an evaluation: no stage has a backward, and ``in_flight`` bounds
+            how far each stage runs ahead.
+
+    Raises:
+        PlanError: if a stage has times, but none for the kind of one of its devices.
+    """
+    owned = copy_range(copy, plan.copies, batch_size if batch_size is not None else plan.batch_size)
+    stages = tuple(_stage_spec(plan, stage, copy, training) for stage in plan.stages)
+    edges = tuple(edge_spec(edge) for edge in plan.edges)
+    return PipelineProblem(stages, edges, len(owned), plan.world_size), owned
+
+
+def _stage_spec(plan: Plan, stage: Stage, copy: int, training: bool) -> StageSpec:
+    devices = stage.devices[copy * stage.replicas : (copy + 1) * stage.replicas]
+    forward = backward = 0
+    for rank in devices if stage.times else ():
+        kind = plan.cluster.devices[rank].kind
+        if kind not in stage.times:
+            raise PlanError(
+                f"Stage {stage.name!r} has no times for the kind of device {rank}",
+                expected=f"times for {kind!r}",
+                got=", ".join(sorted(stage.times)),
+                fix="Plan again with costs for every kind of device",
+            )
+        forward = max(forward, stage.times[kind].forward_ns)
+        backward = max(backward, stage.times[kind].backward_ns)
+    has_backward = stage.has_backward and training
+    return StageSpec(
+        stage.micro_batch,
+        stage.replicas,
+        stage.block,
+        stage.in_flight,
+        devices,
+        forward,
+        backward if has_backward else 0,
+        has_backward,
+    )
+
+
+def edge_spec(edge: StageEdge) -> EdgeSpec:
+    """The light form of an edge of a plan."""
+    tensors = edge.tensors
+    return EdgeSpec(
+        edge.source,
+        edge.target,
+        sum(t.bytes_per_sample for t in tensors),
+        sum(t.fixed_bytes for t in tensors),
+        sum(t.gradient_bytes_per_sample for t in tensors),
+        sum(t.gradient_fixed_bytes for t in tensors),
+        edge.has_gradient,
+        any(t.rows_per_sample is not None for t in tensors),
+        any(t.rows_per_sample is not None for t in tensors if t.has_gradient),
+    )

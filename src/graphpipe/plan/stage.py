@@ -27,8 +27,8 @@ class StageMemory(Record):
     """Predicted bytes on each device that hosts a replica of the stage.
 
     ``saved_per_micro_batch`` is kept by each micro-batch between its forward and its
-    backward (with recomputation: the stage's inputs only); ``recompute`` is the extra peak while one
-    micro-batch is recomputed; ``workspace`` is transient.
+    backward (with recomputation: the stage's inputs only); ``recompute`` is the extra peak
+    while one micro-batch is recomputed; ``workspace`` is transient.
     """
 
     parameters: int = Field(default=0, ge=0)

@@ -1,0 +1,259 @@
+"""List scheduling: play the whole cluster through; each idle device takes its best ready task.
+
+It is the builder for devices that host several stages, and works for any problem. Under
+the in-flight bounds, backwards go first (they free memory), then the micro-batch with the
+lowest sample, then the stage with the longest way still to go.
+
+Greedy schedules have anomalies: more room or faster tasks can make them slower. Judge by
+the makespan, and try other slacks, priorities and leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from graphpipe.errors import ScheduleError
+from graphpipe.plan.builders.built import Built
+from graphpipe.plan.in_flight import find_cycle, reverse_topological_order
+from graphpipe.plan.messages import returns_gradient
+from graphpipe.plan.problem import PipelineProblem
+from graphpipe.plan.task_graph import TaskGraph
+
+Priority = Literal["sample", "critical_path"]
+
+
+def list_schedule(
+    problem: PipelineProblem,
+    *,
+    priority: Priority = "sample",
+    lead: Sequence[int] | None = None,
+    slack: int | Sequence[int] = 0,
+    delays_ns: Sequence[tuple[int, int]] | None = None,
+    raise_bounds: bool = False,
+) -> Built:
+    """Schedules the tasks of one copy; the same input gives the same lists.
+
+    Args:
+        problem: ``in_flight`` is W_s; ``block`` plays no part.
+        priority: Among ready forwards (and among ready backwards) of a device, ``sample``
+            takes the lowest sample first, ``critical_path`` the stage with the longest way
+            to the end of the iteration.
+        lead: By stage, samples by which its tasks count as earlier (or, negative, later)
+            under ``sample``: a lead lets an encoder's forwards slip ahead of a trunk's.
+        slack: Quanta (r_s b_s k_s samples) to add to W_s, for every stage or by stage.
+        delays_ns: By edge, nanoseconds of a message forward and backward, without
+            contention; they count where the ranks differ.
+        raise_bounds: Raise in-flight bounds that are too small to run at all, a quantum at
+            a time, instead of refusing them.
+
+    Returns:
+        Lists, end times and makespan; ``Built.problem`` has the bounds with slack and raises.
+
+    Raises:
+        ScheduleError: if a bound is too small and may not be raised; it names the stage.
+    """
+    if slack:
+        problem = _with_slack(problem, slack)
+    while True:
+        graph = TaskGraph(problem, bounded=True)
+        keys = _keys(graph, priority, lead)
+        far = None if delays_ns is None else _far(graph, delays_ns)
+        lines, end, stalled = _play(graph, keys, far)
+        if not stalled:
+            return Built(lines, end, max(end, default=0), graph, "list")
+        stage = _blocking_stage(graph, stalled)
+        spec = problem.stages[stage]
+        if not raise_bounds:
+            raise ScheduleError(
+                "Too few samples may be in flight: the stage waits for itself",
+                where=f"stage {stage}",
+                expected=f"more than W = {spec.in_flight} samples",
+                fix="Raise the stage's in_flight, or let the builder raise it",
+            )
+        problem = _with_slack(problem, [int(s == stage) for s in range(len(problem.stages))])
+
+
+def _with_slack(problem: PipelineProblem, slack: int | Sequence[int]) -> PipelineProblem:
+    """W_s of every stage raised by its quanta of slack, at most to all samples."""
+    stages = []
+    for number, spec in enumerate(problem.stages):
+        quanta = slack if isinstance(slack, int) else slack[number]
+        room = spec.in_flight + quanta * spec.micro_batch * spec.replicas * spec.block
+        most = max(problem.samples, spec.in_flight)
+        stages.append(spec._replace(in_flight=min(room, most)))
+    return PipelineProblem(tuple(stages), problem.edges, problem.samples, problem.world_size)
+
+
+def _keys(graph: TaskGraph, priority: Priority, lead: Sequence[int] | None) -> list[int]:
+    """The priority of every task, smaller first, with the task number in the low bits."""
+    problem = graph.problem
+    shift = graph.count.bit_length()
+    leads = lead if lead is not None else [0] * len(problem.stages)
+    top = max(leads, default=0)
+    span = problem.samples + top - min(leads, default=0) + 1
+    forward_rank, backward_rank = _ranks_by_way_to_go(problem)
+    ranks = len(problem.stages)
+    by_sample = priority == "sample"
+    keys = [0] * graph.count
+    for number, spec in enumerate(problem.stages):
+        tasks = graph.micro_batches[number]
+        starts = [(graph.forward[number], 1, forward_rank[number])]
+        if spec.has_backward:
+            starts.append((graph.backward[number], 0, backward_rank[number]))
+        for start, kind, way in starts:
+            if by_sample:
+                first = (kind * span + top - leads[number]) * ranks + way
+                step = spec.micro_batch * ranks
+            else:
+                first = (kind * ranks + way) * span
+                step = spec.micro_batch
+            keys[start : start + tasks] = [
+                (first + i * step) << shift | (start + i) for i in range(tasks)
+            ]
+    return keys
+
+
+def _ranks_by_way_to_go(problem: PipelineProblem) -> tuple[list[int], list[int]]:
+    """Stages ranked by the time from a forward, and from a backward, to the end of the
+    iteration along the longest path of one micro-batch; the longest way has rank 0."""
+    stages = problem.stages
+    consumers: list[list[int]] = [[] for _ in stages]
+    producers: list[list[int]] = [[] for _ in stages]
+    for number, edge in enumerate(problem.edges):
+        consumers[edge.source].append(edge.target)
+        if returns_gradient(problem, number):
+            producers[edge.target].append(edge.source)
+    order = reverse_topological_order(consumers)
+    backward = [0] * len(stages)
+    for s in reversed(order):
+        before = max((backward[p] for p in producers[s]), default=0)
+        backward[s] = stages[s].backward_ns + before
+    forward = [0] * len(stages)
+    for s in order:
+        after = max((forward[c] for c in consumers[s]), default=0)
+        forward[s] = stages[s].forward_ns + max(after, backward[s])
+    return _ranks(forward), _ranks(backward)
+
+
+def _ranks(ways: list[int]) -> list[int]:
+    out = [0] * len(ways)
+    for place, stage in enumerate(sorted(range(len(ways)), key=lambda s: (-ways[s], s))):
+        out[stage] = place
+    return out
+
+
+def _far(graph: TaskGraph, delays_ns: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Moves the dependencies that a message serves from ``graph.successors`` to lists of
+    (task, delay) by task. Changes ``graph.successors``."""
+    delay: dict[tuple[int, int], int] = {}
+    for edge, (there, back) in zip(graph.problem.edges, delays_ns, strict=True):
+        delay[edge.source, edge.target] = there
+        delay[edge.target, edge.source] = back
+    stage, rank = graph.stage, graph.rank
+    far: list[list[tuple[int, int]]] = [[] for _ in range(graph.count)]
+    for t, items in enumerate(graph.successors):
+        s, r = stage[t], rank[t]
+        if all(rank[item] == r for item in items):
+            continue
+        near: list[int] = []
+        for item in items:
+            wait = delay[s, stage[item]] if rank[item] != r else 0
+            if wait:
+                far[t].append((item, wait))
+            else:
+                near.append(item)
+        graph.successors[t] = near
+    return far
+
+
+def _play(
+    graph: TaskGraph, keys: list[int], far: list[list[tuple[int, int]]] | None
+) -> tuple[list[list[int]], list[int], list[int]]:
+    """Plays the cluster through. Returns lists, end times, and the tasks that never ran.
+
+    Events are integers, ``time << shift | number``; numbers from ``graph.count`` on stand for
+    the arrival of a message for task ``number - graph.count``.
+    """
+    count, rank, duration = graph.count, graph.rank, graph.duration
+    missing, successors = graph.missing.copy(), graph.successors
+    world = graph.problem.world_size
+    shift = (2 * count).bit_length()
+    mask = (1 << shift) - 1
+    key_mask = (1 << count.bit_length()) - 1
+    lines: list[list[int]] = [[] for _ in range(world)]
+    end = [0] * count
+    ready: list[list[int]] = [[] for _ in range(world)]
+    busy = [False] * world
+    for t in range(count):
+        if not missing[t]:
+            ready[rank[t]].append(keys[t])
+    for queue in ready:
+        heapify(queue)
+    events: list[int] = []
+    wake = list(range(world))
+    now = 0
+    while True:
+        for r in wake:
+            if not busy[r] and (queue := ready[r]):
+                t = heappop(queue) & key_mask
+                busy[r] = True
+                lines[r].append(t)
+                heappush(events, (now + duration[t]) << shift | t)
+        if not events:
+            break
+        event = heappop(events)
+        now = event >> shift
+        limit = (now + 1) << shift
+        wake = []
+        while True:
+            t = event & mask
+            if t < count:
+                end[t] = now
+                r = rank[t]
+                busy[r] = False
+                wake.append(r)
+                for item in successors[t]:
+                    if missing[item] == 1:
+                        r = rank[item]
+                        heappush(ready[r], keys[item])
+                        wake.append(r)
+                    missing[item] -= 1
+                if far is not None:
+                    for item, delay in far[t]:
+                        heappush(events, (now + delay) << shift | (count + item))
+            else:
+                t -= count
+                missing[t] -= 1
+                if not missing[t]:
+                    r = rank[t]
+                    heappush(ready[r], keys[t])
+                    wake.append(r)
+            if events and events[0] < limit:
+                event = heappop(events)
+            else:
+                break
+    return lines, end, [t for t in range(count) if missing[t]]
+
+
+def _blocking_stage(graph: TaskGraph, stalled: list[int]) -> int:
+    """A stage whose in-flight bound closes a cycle among the tasks that never ran."""
+    before: dict[int, list[int]] = {t: [] for t in stalled}
+    whole = TaskGraph(graph.problem, bounded=True)
+    for t in stalled:
+        for item in whole.successors[t]:
+            if item in before:
+                before[item].append(t)
+    predecessors = [before.get(t, []) for t in range(graph.count)]
+    cycle = find_cycle(predecessors, stalled)
+    consumers = {(edge.source, edge.target) for edge in graph.problem.edges}
+    for t, earlier in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        here, there = graph.task(t), graph.task(earlier)
+        if here.kind != "F":
+            continue
+        own = there.kind == "B" and there.stage == here.stage
+        credit = there.kind == "F" and (here.stage, there.stage) in consumers
+        if own or credit:
+            return here.stage
+    raise AssertionError("data dependencies form a cycle")
