@@ -1,0 +1,112 @@
+"""What a timeline shows, in sentences."""
+
+from __future__ import annotations
+
+from graphpipe.plan.plan import Plan
+from graphpipe.report.analysis import DeviceUse, bubble, busiest, device_uses
+from graphpipe.report.units import format_bytes, format_count, format_ns, format_percent
+from graphpipe.simulate.timeline import Timeline
+
+
+def describe(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
+    """Sentences on speed, bottleneck, bubble, messages, memory and what is left to gain."""
+    uses = device_uses(plan, timeline)
+    sentences = [_speed(plan, timeline), _bottleneck(plan, timeline, uses)]
+    sentences.append(_bubble(uses, timeline.iteration_ns))
+    sentences += _messages(timeline)
+    sentences += _memory(plan, timeline)
+    sentences += _lower_bound(plan, timeline)
+    if plan.idle_devices:
+        ranks = ", ".join(str(rank) for rank in plan.idle_devices)
+        plural = "s" if len(plan.idle_devices) > 1 else ""
+        sentences.append(f"No stage runs on device{plural} {ranks}.")
+    return tuple(sentences)
+
+
+def describe_measured(plan: Plan, predicted: Timeline, measured: Timeline) -> tuple[str, ...]:
+    """How far the prediction was from what was measured, and what held it up."""
+    uses = device_uses(plan, measured)
+    return (
+        _error(predicted, measured),
+        _bottleneck(plan, measured, uses),
+        _bubble(uses, measured.iteration_ns),
+    )
+
+
+def _error(predicted: Timeline, measured: Timeline) -> str:
+    if not measured.iteration_ns:
+        return "The measured iteration has no duration."
+    error = predicted.iteration_ns / measured.iteration_ns - 1
+    direction = "above" if error > 0 else "below"
+    return (
+        f"Predicted {format_ns(predicted.iteration_ns)}, measured "
+        f"{format_ns(measured.iteration_ns)}: the prediction is "
+        f"{format_percent(abs(error))} {direction} the measurement."
+    )
+
+
+def _speed(plan: Plan, timeline: Timeline) -> str:
+    how = "took" if timeline.network == "measured" else "takes"
+    text = f"One iteration {how} {format_ns(timeline.iteration_ns)}"
+    text += f" for {format_count(plan.batch_size, 'sample')}"
+    if timeline.iteration_ns:
+        rate = plan.batch_size / timeline.iteration_ns * 1e9
+        text += f": {rate:,.0f} samples a second" if rate >= 100 else f": {rate:.3g} a second"
+    return text + "."
+
+
+def _bottleneck(plan: Plan, timeline: Timeline, uses: tuple[DeviceUse, ...]) -> str:
+    worst = busiest(uses)
+    names = " and ".join(f"{stage} ({plan.stages[stage].name})" for stage in worst.stages)
+    plural = "s" if len(worst.stages) > 1 else ""
+    share = worst.busy_ns / timeline.iteration_ns if timeline.iteration_ns else 0.0
+    return (
+        f"The bottleneck is device {worst.rank}, which works for {format_ns(worst.busy_ns)} of it "
+        f"({format_percent(share)}) on stage{plural} {names}."
+    )
+
+
+def _bubble(uses: tuple[DeviceUse, ...], iteration_ns: int) -> str:
+    used = [use for use in uses if use.stages]
+    total = len(used) * iteration_ns
+    if not total:
+        return "No device works."
+    fill = sum(use.fill_ns for use in used) / total
+    wait = sum(use.wait_ns for use in used) / total
+    drain = sum(use.drain_ns for use in used) / total
+    return (
+        f"The bubble is {format_percent(bubble(uses, iteration_ns))}: so much of the time of the "
+        f"devices in use is idle, {format_percent(fill)} before a device's first task, "
+        f"{format_percent(wait)} between its tasks and {format_percent(drain)} after its last."
+    )
+
+
+def _messages(timeline: Timeline) -> list[str]:
+    if not timeline.transfers:
+        return []
+    total = sum(transfer.nbytes for transfer in timeline.transfers)
+    count = format_count(len(timeline.transfers), "message")
+    return [f"Stages exchange {format_bytes(total)} in {count}."]
+
+
+def _memory(plan: Plan, timeline: Timeline) -> list[str]:
+    if not timeline.peak_memory:
+        return []
+    capacity = [device.memory_bytes for device in plan.cluster.devices]
+    shares = [peak / limit for peak, limit in zip(timeline.peak_memory, capacity, strict=True)]
+    fullest = max(range(len(shares)), key=lambda rank: (shares[rank], -rank))
+    return [
+        f"Memory is tightest on device {fullest}: {format_bytes(timeline.peak_memory[fullest])} "
+        f"of {format_bytes(capacity[fullest])} ({format_percent(shares[fullest])}) at its peak."
+    ]
+
+
+def _lower_bound(plan: Plan, timeline: Timeline) -> list[str]:
+    bound = plan.prediction.lower_bound_ns if plan.prediction is not None else 0
+    if not bound or timeline.network == "measured":
+        return []
+    gap = timeline.iteration_ns / bound - 1
+    return [
+        f"No plan for this input can take less than {format_ns(bound)}; "
+        f"this one is {format_percent(gap)} above that bound."
+    ]

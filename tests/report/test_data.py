@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+
+from graphpipe.report.comparison import ComparisonRow
+from graphpipe.report.data import EVENT_KINDS, report_data
+from tests.report import factory
+
+
+def test_columns_decode_to_the_events() -> None:
+    plan, timeline = factory.two_towers()
+    columns = report_data(plan, timeline, None, ())["timelines"][0]["events"]
+    reached, decoded = 0, []
+    for rank, kind, stage, micro_batch, gap, length in zip(
+        accumulate(columns["rank"]), columns["kind"], columns["stage"], columns["micro_batch"],
+        columns["gap"], columns["length"], strict=True,
+    ):  # fmt: skip
+        start = reached + gap
+        reached = start + length
+        decoded.append((rank, EVENT_KINDS[kind], start, reached, stage, micro_batch))
+    events = [
+        (e.rank, e.kind, e.start_ns, e.end_ns, e.stage, e.micro_batch) for e in timeline.events
+    ]
+    assert sorted(decoded) == sorted(events)
+
+
+def test_transfers_decode_likewise() -> None:
+    plan, timeline = factory.two_towers()
+    columns = report_data(plan, timeline, None, ())["timelines"][0]["transfers"]
+    starts = list(accumulate(columns["start"]))
+    decoded = [
+        (start, start + length, nbytes, first, first + samples)
+        for start, length, nbytes, first, samples in zip(
+            starts, columns["length"], columns["bytes"], columns["first_sample"],
+            columns["samples"], strict=True,
+        )
+    ]  # fmt: skip
+    assert sorted(decoded) == sorted(
+        (t.start_ns, t.end_ns, t.nbytes, t.first_sample, t.last_sample) for t in timeline.transfers
+    )
+
+
+def test_memory_decodes_to_steps_under_the_capacity() -> None:
+    plan, timeline = factory.two_towers()
+    memory = report_data(plan, timeline, None, ())["timelines"][0]["memory"]
+    levels = list(accumulate(memory[0]["bytes"]))
+    assert levels[0] >= plan.stages[0].memory.static
+    assert max(levels) <= plan.cluster.devices[0].memory_bytes
+
+
+def test_a_measured_timeline_is_the_second_and_has_no_memory() -> None:
+    plan, timeline = factory.two_towers()
+    data = report_data(plan, timeline, factory.measured_of(timeline), ())
+    assert [each["measured"] for each in data["timelines"]] == [False, True]
+    assert data["timelines"][1]["memory"] == []
+    assert len(data["words_measured"]) == 3
+
+
+def test_edges_sum_their_tensors_and_the_depth_is_the_longest_path() -> None:
+    plan, timeline = factory.two_towers()
+    data = report_data(plan, timeline, None, ())
+    assert data["edges"][0]["bytes_per_sample"] == 2048.0
+    assert data["depth"] == 3
+
+
+def test_it_is_json_without_infinities() -> None:
+    plan, timeline = factory.two_towers()
+    rows = (ComparisonRow(planner="piper", note="none found"),)
+    text = json.dumps(report_data(plan, timeline, None, rows), allow_nan=False)
+    assert '"piper"' in text
