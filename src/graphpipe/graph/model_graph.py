@@ -191,17 +191,25 @@ class LossTerm(Record):
     ========================  ================================================
     ``mean``                  sum of value * b / B
     ``sum``                   sum of value
-    ``sum_count``             (sum of value) / (sum of ``count_op``'s value)
+    ``sum_count``             (sum of value) / n, n from ``count_op``, see below
     ``batch_free``            sum of value * b / B (the value is the same for all)
     ``coupled``               value itself if b = B, else as ``mean``
     ========================  ================================================
 
     times ``sign`` (1.0 or -1.0).
+
+    For ``sum_count`` the sum of ``count_op``'s value over the micro-batches gives
+    ``n = max(sum + count_offset, count_min)``. Where ``count_from_inputs`` holds, the count
+    depends on nothing but graph inputs, so it is known before the first forward; else only
+    after all forwards of the ops it reads.
     """
 
     op: str
     reduction: Literal["mean", "sum", "sum_count", "batch_free", "coupled"]
     count_op: str | None = None
+    count_from_inputs: bool = True
+    count_offset: float = 0.0
+    count_min: float | None = None
     sign: float = 1.0
 
 
