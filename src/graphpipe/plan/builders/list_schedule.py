@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import Literal
+from typing import Literal, Protocol
 
 from graphpipe.errors import ScheduleError
 from graphpipe.plan.builders.built import Built
@@ -58,9 +58,9 @@ def list_schedule(
         problem = _with_slack(problem, slack)
     while True:
         graph = TaskGraph(problem, bounded=True)
-        keys = _keys(graph, priority, lead)
-        far = None if delays_ns is None else _far(graph, delays_ns)
-        lines, end, stalled = _play(graph, keys, far)
+        keys = priority_keys(graph, priority, lead)
+        far = None if delays_ns is None else split_far(graph, delays_ns)
+        lines, end, stalled = play(graph, keys, far)
         if not stalled:
             return Built(lines, end, max(end, default=0), graph, "list")
         stage = _blocking_stage(graph, stalled)
@@ -86,7 +86,7 @@ def _with_slack(problem: PipelineProblem, slack: int | Sequence[int]) -> Pipelin
     return PipelineProblem(tuple(stages), problem.edges, problem.samples, problem.world_size)
 
 
-def _keys(graph: TaskGraph, priority: Priority, lead: Sequence[int] | None) -> list[int]:
+def priority_keys(graph: TaskGraph, priority: Priority, lead: Sequence[int] | None) -> list[int]:
     """The priority of every task, smaller first, with the task number in the low bits."""
     problem = graph.problem
     shift = graph.count.bit_length()
@@ -144,7 +144,9 @@ def _ranks(ways: list[int]) -> list[int]:
     return out
 
 
-def _far(graph: TaskGraph, delays_ns: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+def split_far(
+    graph: TaskGraph, delays_ns: Sequence[tuple[int, int]]
+) -> list[list[tuple[int, int]]]:
     """Moves the dependencies that a message serves from ``graph.successors`` to lists of
     (task, delay) by task. Changes ``graph.successors``."""
     delay: dict[tuple[int, int], int] = {}
@@ -168,10 +170,31 @@ def _far(graph: TaskGraph, delays_ns: Sequence[tuple[int, int]]) -> list[list[tu
     return far
 
 
-def _play(
-    graph: TaskGraph, keys: list[int], far: list[list[tuple[int, int]]] | None
+class Playable(Protocol):
+    """What :func:`play` looks at: a task graph, or one with its dependencies turned round."""
+
+    problem: PipelineProblem
+    count: int
+    rank: list[int]
+    duration: list[int]
+    missing: list[int]
+    successors: list[list[int]]
+
+
+def play(
+    graph: Playable,
+    keys: list[int],
+    far: list[list[tuple[int, int]]] | None,
+    free: Sequence[int] | None = None,
 ) -> tuple[list[list[int]], list[int], list[int]]:
     """Plays the cluster through. Returns lists, end times, and the tasks that never ran.
+
+    Args:
+        graph: The tasks.
+        keys: Priority of every task, smaller first, the task number in the low
+            ``count.bit_length()`` bits.
+        far: For every task the (task, delay) pairs that wait for a message from it.
+        free: Time at which each rank can first run a task; 0 by default.
 
     Events are integers, ``time << shift | number``; numbers from ``graph.count`` on stand for
     the arrival of a message for task ``number - graph.count``.
@@ -193,6 +216,13 @@ def _play(
         heapify(queue)
     events: list[int] = []
     wake = list(range(world))
+    if free is not None:
+        # An event that ends no task: number 2 * count + rank.
+        shift = (2 * count + world).bit_length()
+        mask = (1 << shift) - 1
+        events = [free[r] << shift | (2 * count + r) for r in wake if free[r] > 0]
+        heapify(events)
+        busy = [free[r] > 0 for r in wake]
     now = 0
     while True:
         for r in wake:
@@ -223,13 +253,16 @@ def _play(
                 if far is not None:
                     for item, delay in far[t]:
                         heappush(events, (now + delay) << shift | (count + item))
-            else:
+            elif t < 2 * count:
                 t -= count
                 missing[t] -= 1
                 if not missing[t]:
                     r = rank[t]
                     heappush(ready[r], keys[t])
                     wake.append(r)
+            else:
+                busy[t - 2 * count] = False
+                wake.append(t - 2 * count)
             if events and events[0] < limit:
                 event = heappop(events)
             else:
