@@ -14,6 +14,10 @@ from graphpipe.simulate.timeline import Event, Timeline, Transfer
 GIB = 2**30
 KIND = "test-device"
 WIRE_NS = 200
+NASTY = (
+    '</script><script>document.title="owned"</script><img src=x onerror="alert(1)">\'"&amp;\u2028'
+)
+"""A name that would run a script if it were taken for markup."""
 
 
 def stage(
@@ -156,6 +160,15 @@ def large() -> tuple[Plan, Timeline]:
         peak_memory=(5 * GIB,) * 64, peak_in_flight=(4,) * 64,
     )  # fmt: skip
     return plan, timeline
+
+
+def hostile() -> tuple[Plan, Timeline]:
+    """Two stages and a model whose names try to leave the page's data."""
+    stages = (
+        stage(NASTY, (0,), 1, 2, 1000, modules=(NASTY,)),
+        stage("plain", (1,), 1, 1, 1000),
+    )
+    return run(stages, (edge(0, 1),), 4, 2, model=NASTY)
 
 
 def run(
