@@ -66,7 +66,7 @@ def dark_share(browser: Any, index: int, colour: str) -> float:
     return share
 
 
-def test_it_loads_without_a_word_on_the_console(self, chromium: Any, tmp_path: Path) -> None:
+def test_it_loads_without_a_word_on_the_console(chromium: Any, tmp_path: Path) -> None:
     plan, timeline = factory.two_towers()
     measured = factory.measured_of(timeline)
     open_page(chromium, tmp_path / "r.html", plan, timeline, measured=measured, comparison=ROWS)
@@ -75,7 +75,7 @@ def test_it_loads_without_a_word_on_the_console(self, chromium: Any, tmp_path: P
     assert errors(chromium) == []
 
 
-def test_the_numbers_shown_are_the_plans(self, chromium: Any, tmp_path: Path) -> None:
+def test_the_numbers_shown_are_the_plans(chromium: Any, tmp_path: Path) -> None:
     plan, timeline = factory.two_towers()
     open_page(chromium, tmp_path / "r.html", plan, timeline, comparison=ROWS)
     assert texts(chromium, "#model-name") == ["two-towers"]
@@ -109,7 +109,7 @@ def test_the_numbers_shown_are_the_plans(self, chromium: Any, tmp_path: Path) ->
     assert "more than 40,000 down-sets" in piper
 
 
-def test_python_and_page_write_quantities_alike(self, chromium: Any, tmp_path: Path) -> None:
+def test_python_and_page_write_quantities_alike(chromium: Any, tmp_path: Path) -> None:
     open_page(chromium, tmp_path / "r.html", *factory.two_towers())
     values = [0, 1, 7, 999, 1000, 1023, 1024, 1536, 99_995, 999_949, 999_950, 10**6]
     values += [
@@ -127,7 +127,7 @@ def test_python_and_page_write_quantities_alike(self, chromium: Any, tmp_path: P
     assert shown == [[format_ns(value), format_bytes(value)] for value in values]
 
 
-def test_a_click_on_a_stage_selects_it_everywhere(self, chromium: Any, tmp_path: Path) -> None:
+def test_a_click_on_a_stage_selects_it_everywhere(chromium: Any, tmp_path: Path) -> None:
     open_page(chromium, tmp_path / "r.html", *factory.two_towers())
     before = dark_share(chromium, 0, "--forward")
     chromium.find_element("css selector", '.stage-card[data-stage="4"]').click()
@@ -146,9 +146,7 @@ def test_a_click_on_a_stage_selects_it_everywhere(self, chromium: Any, tmp_path:
     assert errors(chromium) == []
 
 
-def test_a_row_of_the_table_and_the_keyboard_select_too(
-    self, chromium: Any, tmp_path: Path
-) -> None:
+def test_a_row_of_the_table_and_the_keyboard_select_too(chromium: Any, tmp_path: Path) -> None:
     open_page(chromium, tmp_path / "r.html", *factory.two_towers())
     row = chromium.find_element("css selector", '#stages tr[data-stage="1"]')
     chromium.execute_script("arguments[0].scrollIntoView({block: 'center'})", row)
@@ -160,7 +158,7 @@ def test_a_row_of_the_table_and_the_keyboard_select_too(
     assert card.get_attribute("aria-pressed") == "true"
 
 
-def test_a_micro_batch_is_followed_through_all_stages(self, chromium: Any, tmp_path: Path) -> None:
+def test_a_micro_batch_is_followed_through_all_stages(chromium: Any, tmp_path: Path) -> None:
     plan, timeline = factory.two_towers()
     open_page(chromium, tmp_path / "r.html", plan, timeline)
     assert dark_share(chromium, 0, "--follow") == 0
@@ -179,7 +177,7 @@ def test_a_micro_batch_is_followed_through_all_stages(self, chromium: Any, tmp_p
     screenshot(chromium, "report-followed")
 
 
-def test_a_click_on_a_task_follows_its_samples(self, chromium: Any, tmp_path: Path) -> None:
+def test_a_click_on_a_task_follows_its_samples(chromium: Any, tmp_path: Path) -> None:
     plan, timeline = factory.two_towers()
     open_page(chromium, tmp_path / "r.html", plan, timeline)
     target = next(e for e in timeline.events if e.stage == 3 and e.micro_batch == 2)
@@ -203,7 +201,7 @@ def test_a_click_on_a_task_follows_its_samples(self, chromium: Any, tmp_path: Pa
 
 
 def test_zooming_shows_a_part_of_the_iteration_in_both_timelines(
-    self, chromium: Any, tmp_path: Path
+    chromium: Any, tmp_path: Path
 ) -> None:
     plan, timeline = factory.two_towers()
     measured = factory.measured_of(timeline)
@@ -217,7 +215,7 @@ def test_zooming_shows_a_part_of_the_iteration_in_both_timelines(
     assert chromium.execute_script(scales) == [1, 1]
 
 
-def test_names_from_the_model_stay_text(self, chromium: Any, tmp_path: Path) -> None:
+def test_names_from_the_model_stay_text(chromium: Any, tmp_path: Path) -> None:
     open_page(chromium, tmp_path / "r.html", *factory.hostile())
     card = chromium.find_element("css selector", '.stage-card[data-stage="0"]')
     card.click()
@@ -228,7 +226,7 @@ def test_names_from_the_model_stay_text(self, chromium: Any, tmp_path: Path) -> 
     assert errors(chromium) == []
 
 
-def test_an_injected_script_is_refused(self, chromium: Any, tmp_path: Path) -> None:
+def test_an_injected_script_is_refused(chromium: Any, tmp_path: Path) -> None:
     """The policy holds even if a hole lets markup through."""
     plan, timeline = factory.two_towers()
     path = tmp_path / "r.html"
@@ -240,7 +238,7 @@ def test_an_injected_script_is_refused(self, chromium: Any, tmp_path: Path) -> N
     assert any("Content Security Policy" in message for message in errors(chromium))
 
 
-def test_dark_mode_repaints(self, chromium: Any, tmp_path: Path) -> None:
+def test_dark_mode_repaints(chromium: Any, tmp_path: Path) -> None:
     open_page(chromium, tmp_path / "r.html", *factory.two_towers())
     chromium.find_element("id", "theme-button").click()
     theme = chromium.execute_script("return document.documentElement.dataset.theme")
@@ -249,7 +247,7 @@ def test_dark_mode_repaints(self, chromium: Any, tmp_path: Path) -> None:
     screenshot(chromium, "report-dark")
 
 
-def test_it_prints(self, chromium: Any, tmp_path: Path) -> None:
+def test_it_prints(chromium: Any, tmp_path: Path) -> None:
     open_page(chromium, tmp_path / "r.html", *factory.two_towers(), comparison=ROWS)
     chromium.find_element("id", "theme-button").click()
     assert len(chromium.print_page()) > 20_000
@@ -257,7 +255,7 @@ def test_it_prints(self, chromium: Any, tmp_path: Path) -> None:
     assert theme == "dark", "printing uses light colours and gives the theme back"
 
 
-def test_64_devices_and_256_micro_batches(self, chromium: Any, tmp_path: Path) -> None:
+def test_64_devices_and_256_micro_batches(chromium: Any, tmp_path: Path) -> None:
     plan, timeline = factory.large()
     open_page(chromium, tmp_path / "r.html", plan, timeline)
     assert len(texts(chromium, ".stage-card")) == 64
