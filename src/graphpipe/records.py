@@ -76,14 +76,15 @@ class FileRecord(Record):
         Raises:
             FileFormatError: if the file cannot be written.
         """
-        target = Path(path)
+        self._write(Path(path), self.to_json() + "\n")
+
+    def _write(self, target: Path, text: str) -> None:
         try:
             with tempfile.NamedTemporaryFile(
                 "w", encoding="utf-8", dir=target.parent, prefix=target.name, delete=False
             ) as out:
                 temporary = Path(out.name)
-                out.write(self.to_json())
-                out.write("\n")
+                out.write(text)
         except OSError as error:
             raise self._cannot_write(target, error) from None
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
@@ -37,8 +39,18 @@ class Network(Record):
     """Devices of a node that share one network card of ``inter_node_bandwidth``."""
 
 
+class NodeLink(Record):
+    """Links within one node that differ from the network's ``intra_node_*``.
+
+    Bandwidth in bytes per second of one device in one direction, latency in seconds.
+    """
+
+    bandwidth: float = Field(gt=0)
+    latency: float = Field(default=0.0, ge=0)
+
+
 class Cluster(FileRecord):
-    """The devices a plan is made for. Also readable from TOML, see :meth:`load`."""
+    """The devices a plan is made for: JSON, or TOML as :mod:`graphpipe.cost.cluster_file` says."""
 
     file_kind: ClassVar[str] = "graphpipe-cluster"
     file_version: ClassVar[int] = 1
@@ -48,6 +60,8 @@ class Cluster(FileRecord):
     name: str = "cluster"
     devices: tuple[Device, ...] = Field(min_length=1)
     network: Network = Network()
+    node_links: tuple[NodeLink | None, ...] = ()
+    """By node, where links within it differ from the network's; empty: nowhere."""
 
     @property
     def world_size(self) -> int:
@@ -66,12 +80,28 @@ class Cluster(FileRecord):
             groups.setdefault(device.node, []).append(rank)
         return tuple(tuple(groups[node]) for node in sorted(groups))
 
+    @cached_property
+    def nics(self) -> tuple[tuple[int, int], ...]:
+        """For each rank its network card: (node, number within the node)."""
+        cards: list[tuple[int, int]] = [(0, 0)] * self.world_size
+        for node, ranks in enumerate(self.nodes):
+            for i, rank in enumerate(ranks):
+                cards[rank] = (node, i // self.network.devices_per_nic)
+        return tuple(cards)
+
+    def node_link(self, node: int) -> tuple[float, float | None]:
+        """Latency (seconds) and bandwidth (bytes per second, None: no cost) within a node."""
+        own = self.node_links[node] if self.node_links else None
+        if own is not None:
+            return own.latency, own.bandwidth
+        return self.network.intra_node_latency, self.network.intra_node_bandwidth
+
     def link(self, source: int, target: int) -> tuple[float, float | None]:
         """Latency (seconds) and bandwidth (bytes per second, None: no cost) between ranks."""
-        net = self.network
-        if self.devices[source].node == self.devices[target].node:
-            return net.intra_node_latency, net.intra_node_bandwidth
-        return net.inter_node_latency, net.inter_node_bandwidth
+        node = self.devices[source].node
+        if node == self.devices[target].node:
+            return self.node_link(node)
+        return self.network.inter_node_latency, self.network.inter_node_bandwidth
 
     def transfer_ns(self, source: int, target: int, nbytes: float) -> int:
         """Nanoseconds that the wire is busy with a message, without the latency."""
@@ -82,21 +112,34 @@ class Cluster(FileRecord):
         return round(self.link(source, target)[0] * 1e9)
 
     def all_reduce_seconds(self, ranks: tuple[int, ...], nbytes: float) -> float:
-        """A ring all-reduce of ``nbytes`` over ``ranks``: 2 (n-1)/n bytes over the slowest link.
+        """An all-reduce of ``nbytes`` over ``ranks``, the faster of two algorithms.
 
-        Ranks of several nodes share their network cards (``devices_per_nic``).
+        *Ring*: every rank sends 2 (n-1)/n of the bytes over the slowest link that the ring
+        uses; between nodes that is one network card. *Hierarchical*, where several ranks
+        share each node: reduce-scatter within the node, all-reduce of each rank's part
+        between the nodes, all-gather within the node; ranks on one network card share it.
         """
         count = len(ranks)
         if count < 2:
             return 0.0
-        nodes = {self.devices[rank].node for rank in ranks}
+        by_node: dict[int, list[int]] = {}
+        for rank in ranks:
+            by_node.setdefault(self.devices[rank].node, []).append(rank)
+        inside = [self.node_link(node) for node, members in by_node.items() if len(members) > 1]
+        if len(by_node) == 1:
+            return _ring(count, nbytes, inside)
         net = self.network
-        if len(nodes) == 1:
-            bandwidth, latency = net.intra_node_bandwidth, net.intra_node_latency
-        else:
-            bandwidth, latency = net.inter_node_bandwidth, net.inter_node_latency
-        volume = 2.0 * (count - 1) / count * nbytes
-        return (0.0 if bandwidth is None else volume / bandwidth) + 2 * (count - 1) * latency
+        between = (net.inter_node_latency, net.inter_node_bandwidth)
+        ring = _ring(count, nbytes, [between, *inside])
+        smallest = min(len(members) for members in by_node.values())
+        if smallest < 2:
+            return ring
+        cards: dict[tuple[int, int], int] = {}
+        for rank in ranks:
+            cards[self.nics[rank]] = cards.get(self.nics[rank], 0) + 1
+        shared = max(cards.values())
+        crossing = _ring(len(by_node), nbytes / smallest * shared, [between])
+        return min(ring, _ring(smallest, nbytes, inside) + crossing)
 
     @classmethod
     def uniform(
@@ -121,9 +164,52 @@ class Cluster(FileRecord):
         )
         return cls(name=f"{nodes}x{per_node} {spec.name}", devices=devices, network=net)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cluster as TOML if ``path`` ends in ``.toml``, else as JSON.
+
+        Raises:
+            FileFormatError: if the file cannot be written.
+            ClusterError: if the cluster does not fit the TOML form.
+        """
+        if Path(path).suffix == ".toml":
+            from graphpipe.cost.cluster_file import to_toml
+
+            self._write(Path(path), to_toml(self))
+        else:
+            super().save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads TOML if ``path`` ends in ``.toml``, else JSON.
+
+        Raises:
+            FileFormatError: if it cannot be read, naming the field that is wrong.
+        """
+        if Path(path).suffix == ".toml":
+            from graphpipe.cost.cluster_file import load_toml
+
+            return load_toml(cls, path)
+        return super().load(path)
+
+    @model_validator(mode="after")
+    def _links_of_every_node(self) -> Self:
+        if self.node_links and len(self.node_links) != len(self.nodes):
+            raise ValueError(
+                f"node_links has {len(self.node_links)} entries for {len(self.nodes)} nodes"
+            )
+        return self
+
     @model_validator(mode="after")
     def _nodes_are_numbered(self) -> Self:
         present = {device.node for device in self.devices}
         if present != set(range(len(present))):
             raise ValueError(f"nodes must be numbered 0, 1, 2, ...; found {sorted(present)}")
         return self
+
+
+def _ring(count: int, nbytes: float, links: list[tuple[float, float | None]]) -> float:
+    """A ring all-reduce over ``count`` ranks on the slowest of some (latency, bandwidth) links."""
+    speeds = [bandwidth for _, bandwidth in links if bandwidth is not None]
+    volume = 2.0 * (count - 1) / count * nbytes
+    latency = max(latency for latency, _ in links)
+    return (volume / min(speeds) if speeds else 0.0) + 2 * (count - 1) * latency
