@@ -16,7 +16,7 @@ are reached are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,6 +79,7 @@ def optimise(
     largest_micro_batch: int,
     memory_bytes: float,
     bandwidth: float | None,
+    check: Callable[[], None] = lambda: None,
 ) -> PaperResult:
     """The stages with the smallest bottleneck.
 
@@ -90,14 +91,15 @@ def optimise(
         largest_micro_batch: No stage takes more samples at a time.
         memory_bytes: Of one device.
         bandwidth: Bytes per second of the reduction of gradients; None: it takes no time.
+        check: Called now and then; may raise to stop the search.
 
     Raises:
         InfeasibleError: if no stages fit into the devices and their memory.
     """
     programme = _Programme(
-        units, kind, devices, batch_size, largest_micro_batch, memory_bytes, bandwidth
+        units, kind, devices, batch_size, largest_micro_batch, memory_bytes, bandwidth, check
     )
-    high = programme.longest
+    high = programme.longest * (1 + 1e-9)  # sums in another order differ in the last bits
     found = programme.solve(high)
     if found is None:
         raise InfeasibleError(
@@ -127,7 +129,9 @@ class _Programme:
         largest: int,
         memory_bytes: float,
         bandwidth: float | None,
+        check: Callable[[], None],
     ) -> None:
+        self.check = check
         self.units, self.devices = units, devices
         self.batch_size, self.memory_bytes, self.bandwidth = batch_size, memory_bytes, bandwidth
         self.sizes = [largest >> i for i in range(_SIZES) if largest >> i >= 1]
@@ -163,6 +167,7 @@ class _Programme:
         return min(choices, key=lambda c: (c.devices, c.above), default=None)
 
     def _part(self, tree: Tree, below: _Below) -> list[_Choice]:
+        self.check()
         key = (id(tree), below)
         if key not in self._memo:
             if isinstance(tree, Leaf):
@@ -182,6 +187,10 @@ class _Programme:
 
     def _union(self, trees: Sequence[Tree]) -> tuple[int, ...]:
         return tuple(sorted(u for tree in trees for u in self._members(tree)))
+
+    def _least(self, units: tuple[int, ...]) -> float:
+        """Seconds per sample of these units on one device, at the best size."""
+        return min(sum(work[u] for u in units) for work in self.work.values())
 
     def _stage(self, units: tuple[int, ...], below: _Below) -> list[_Choice]:
         """One stage of these units: for each size the fewest replicas that meet the bottleneck
@@ -231,10 +240,9 @@ class _Programme:
         for start in range(count - 1, -1, -1):
             found: list[_Choice] = []
             for stop in range(start + 1, count + 1):
-                if not best[stop]:
-                    continue
                 units = self._union(tree.children[start:stop])
-                reached = False
+                if stop > start + 1 and self._least(units) > self._bottleneck * self.devices:
+                    break
                 for after in best[stop]:
                     own = self._stage(units, after.above)
                     if stop == start + 1 and not isinstance(tree.children[start], Leaf):
@@ -242,11 +250,8 @@ class _Programme:
                     for choice in own:
                         total = choice.devices + after.devices
                         if total <= self.devices:
-                            reached = True
                             stages = _Stages(None, choice.stages, after.stages)
                             found.append(_Choice(total, choice.above, stages))
-                if not reached and stop > start + 1:
-                    break
             best[start] = _undominated(found)
         return best[0]
 

@@ -20,7 +20,7 @@ splits at states that do not, where the difference of two states has no meaning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +92,7 @@ def optimise(
     straight: bool = False,
     synchronise_every: float = 1.0,
     down_sets: DownSets | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> PipeDreamResult:
     """Splits the graph into a chain of replicated stages.
 
@@ -104,6 +105,7 @@ def optimise(
         synchronise_every: Micro-batches between two reductions of the gradients. The paper
             reduces after each (1); a synchronous schedule reduces once per mini-batch.
         down_sets: Of the graph, if they are known already.
+        check: Called now and then; may raise to stop the search.
 
     Raises:
         DownSetLimitError: if the graph has too many states.
@@ -117,6 +119,7 @@ def optimise(
         memory_bytes,
         straight,
         synchronise_every,
+        check,
     )
     base: _Base = _Prefix(sets.sums(costs.seconds))
     tables: list[_Table] = []
@@ -179,6 +182,7 @@ class _Search:
         memory_bytes: float | None,
         straight: bool,
         synchronise_every: float,
+        check: Callable[[], None],
     ) -> None:
         self.sets = sets
         self.parameters = parameters
@@ -186,11 +190,22 @@ class _Search:
         self.memory_bytes = memory_bytes
         self.straight = straight
         self.synchronise_every = synchronise_every
+        self.check = check
 
     def stage_seconds(
         self, base: _Base, level: Level, starts: IntArray, end: int, machines: int
     ) -> FloatArray:
         """Seconds of the stages from each of ``starts`` to ``end`` on so many machines."""
+        parameters = self.parameters[end] - self.parameters[starts]
+        reduce = 4 * (machines - 1) * parameters / (level.bandwidth * machines)
+        reduce /= self.synchronise_every
+        return np.asarray((base.column(starts, end) + reduce) / machines)
+
+    def all_stage_seconds(
+        self, base: _Base, level: Level, starts: IntArray, end: int, widest: int
+    ) -> FloatArray:
+        """[machines - 1, starts]: :meth:`stage_seconds` on 1 to ``widest`` machines."""
+        machines = np.arange(1, widest + 1)[:, None]
         parameters = self.parameters[end] - self.parameters[starts]
         reduce = 4 * (machines - 1) * parameters / (level.bandwidth * machines)
         reduce /= self.synchronise_every
@@ -225,20 +240,22 @@ class _Search:
         best[0, 0] = 0.0
         widest = 1 if self.straight else total
         for end in range(1, count):
+            self.check()
             starts = self.sets.below(end)
             before = best[:, starts]
             column = np.full(total + 1, np.inf)
+            seconds = self.all_stage_seconds(base, level, starts, end, widest)
             for machines in range(1, widest + 1):
-                seconds = self.stage_seconds(base, level, starts, end, machines)
                 whole = self.whole_seconds(base, level, within, starts[:1], end, machines)
-                seconds[0] = whole[0]
+                last = seconds[machines - 1]
+                last[0] = whole[0]
                 if self.memory_bytes is None:
-                    slowest = np.maximum(before[: total + 1 - machines], seconds).min(axis=1)
+                    slowest = np.maximum(before[: total + 1 - machines], last).min(axis=1)
                     np.minimum(column[machines:], slowest, out=column[machines:])
                     continue
                 for used in range(machines, total + 1):
                     big = self.too_big(level, starts, end, machines, used)
-                    slower = np.maximum(before[used - machines], np.where(big, np.inf, seconds))
+                    slower = np.maximum(before[used - machines], np.where(big, np.inf, last))
                     column[used] = min(column[used], slower.min())
             best[:, end] = column
         return _Table(base, within, best)
@@ -257,6 +274,7 @@ class _Search:
         best[0, np.arange(count), np.arange(count)] = 0.0
         widest = 1 if self.straight else total
         for end in range(1, count):
+            self.check()
             starts = self.sets.below(end)
             # before[m, i, k]: range from starts[i] to starts[k] on m machines.
             before = best[:, starts[:, None], starts[None, :]]

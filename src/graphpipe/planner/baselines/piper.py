@@ -16,7 +16,7 @@ with the constants of the authors' program:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +95,12 @@ class PiperResult:
 
 
 def optimise(
-    problem: PiperInput, devices: int, *, limit: int = DOWN_SET_LIMIT, sets: DownSets | None = None
+    problem: PiperInput,
+    devices: int,
+    *,
+    limit: int = DOWN_SET_LIMIT,
+    sets: DownSets | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> PiperResult:
     """The split with the fastest slowest stage on at most ``devices`` devices.
 
@@ -104,6 +109,7 @@ def optimise(
         devices: How many there are.
         limit: Refuse graphs with more down-sets.
         sets: Down-sets of the graph with all edges reversed, if they are known already.
+        check: Called now and then; may raise to stop the search.
 
     Raises:
         DownSetLimitError: if the graph has more down-sets than ``limit``.
@@ -112,7 +118,7 @@ def optimise(
     """
     reverse = [(target, source) for source, target in problem.edges]
     up_sets = sets or enumerate_down_sets(problem.nodes, reverse, limit=limit)
-    return _Programme(problem, devices, up_sets).solve()
+    return _Programme(problem, devices, up_sets).solve(check)
 
 
 class _Move:
@@ -257,7 +263,7 @@ class _Programme:
         foreign = _edge_sum(members, starts, self.targets, self.outward[t] * into_end)
         return np.asarray(into + self._out_of_start[t][starts] - foreign)
 
-    def solve(self) -> PiperResult:
+    def solve(self, check: Callable[[], None]) -> PiperResult:
         self._out_of_start: dict[int, FloatArray] = {}
         sets, devices = self.sets, self.devices
         width = 1 if self.one_dimension else self.bound + 1
@@ -265,6 +271,7 @@ class _Programme:
         best[0, 0, 0] = 0.0
         self.best = best
         for end in range(1, len(sets)):
+            check()
             starts = sets.below(end)
             before = best[:, :, starts]
             column = np.full((devices + 1, width), np.inf)
