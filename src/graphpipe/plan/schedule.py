@@ -50,12 +50,23 @@ class Schedule(Record):
     lines: tuple[str, ...]
     builder: str = ""
     """Name of the builder that made it: ``kfkb``, ``list`` or ``gpipe``."""
+    priority: Literal["sample", "critical_path"] = "sample"
+    """For ``list``: its priority, to build alike for another mini-batch size."""
+    lead: tuple[int, ...] = ()
+    """For ``list``: its leads by stage, empty for none."""
 
     @classmethod
-    def of(cls, tasks: Iterable[Iterable[Task]], builder: str = "") -> Schedule:
+    def of(
+        cls,
+        tasks: Iterable[Iterable[Task]],
+        builder: str = "",
+        *,
+        priority: Literal["sample", "critical_path"] = "sample",
+        lead: Iterable[int] = (),
+    ) -> Schedule:
         """The schedule with these task lists, one for each rank."""
         lines = tuple(" ".join(str(task) for task in line) for line in tasks)
-        return cls(lines=lines, builder=builder)
+        return cls(lines=lines, builder=builder, priority=priority, lead=tuple(lead))
 
     @property
     def tasks(self) -> tuple[tuple[Task, ...], ...]:
