@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ def open_page(browser: Any, path: Path, plan: Plan, timeline: Timeline, **more: 
     write_report(plan, timeline, path=path, **more)
     browser.get_log("browser")
     browser.get(path.as_uri())
-    assert browser.execute_script("return document.documentElement.dataset.ready") == "true"
+    script = "return document.documentElement.dataset.ready"
+    deadline = time.monotonic() + 30
+    while browser.execute_script(script) != "true" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert browser.execute_script(script) == "true", browser.get_log("browser")
 
 
 def errors(browser: Any) -> list[str]:
