@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -16,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 
 from graphpipe.graph.model_graph import ModelGraph
 
-_CHEAP = 0.25
+_CHEAP = 0.5
 """Share of the grain below which a unit may join any neighbour, however heavy."""
 
 
@@ -59,7 +60,7 @@ def forced_groups(
                     union(i, reader)
     for members in together:
         kept = [i for i in members if not ops[i].prep]
-        for left, right in zip(kept, kept[1:], strict=False):
+        for left, right in pairwise(kept):
             union(left, right)
 
     real = [i for i, op in enumerate(ops) if not op.prep]
@@ -127,8 +128,8 @@ def coarsen(
     Args:
         graph: The graph.
         weights: For every op its share of what is scarce (time, memory), any unit.
-        grain: No merged unit gets heavier than this, but that an op cheaper than a quarter of
-            it may join a heavier neighbour.
+        grain: No merged unit gets heavier than this, but that an op cheaper than half of it
+            may join a heavier neighbour.
         edge_bytes: For every op the bytes that its output would cost to send; among equally
             good merges the one that hides more bytes wins.
         together: Sets of op positions that must share a unit.

@@ -1,0 +1,233 @@
+"""The search: start wide with the estimate, schedule the few that can still win, refine them.
+
+1. Every point (copies, devices, placement, micro-batch size) has a bound; points are cut in
+   the order of their bounds, first quickly, then the best of them in every order and family.
+2. The best layouts by estimate are polished by moves of single units.
+3. They are scheduled in the order of their estimates, until no estimate is below the best
+   schedule; the winners are refined by moves that are judged by their schedule.
+
+Everything is deterministic: the budget counts candidates, not seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from graphpipe.planner.estimate import estimate
+from graphpipe.planner.evaluate import Score, score
+from graphpipe.planner.layout import Layout
+from graphpipe.planner.refine import polish
+from graphpipe.planner.seeds import (
+    Freedom,
+    Orders,
+    Plane,
+    Seed,
+    fitted,
+    micro_batch_sizes,
+    planes,
+    seeds_at,
+)
+from graphpipe.planner.space import Space
+
+
+@dataclass
+class Found:
+    """A scheduled layout."""
+
+    layout: Layout
+    score: Score
+    point: Plane
+
+    @property
+    def key(self) -> tuple[float, int, Layout]:
+        return self.score.iteration_ns, len(self.layout.replicas), self.layout
+
+
+@dataclass
+class Search:
+    """A search under way.
+
+    Attributes:
+        space: The search space.
+        freedom: What may vary.
+        budget: The most candidates (estimates and schedules) to judge.
+        stop: Asked between candidates; True ends the search with what there is.
+        progress: Told (candidates judged, best iteration in seconds) now and then.
+    """
+
+    space: Space
+    freedom: Freedom
+    budget: int = 4000
+    stop: Callable[[], bool] = lambda: False
+    progress: Callable[[int, float], None] | None = None
+    judged: int = 0
+    scheduled: int = 0
+    stopped: bool = False
+    best_lacking: Seed | None = None
+    found: dict[Layout, Found] = field(default_factory=dict)
+    best: Found | None = None
+
+    def run(self) -> Found | None:
+        """Searches; None where no layout fits the memory (see ``best_lacking``)."""
+        starts = self._starts()
+        polished = self._polish(starts)
+        self._schedule(polished)
+        self._refine()
+        return self.best
+
+    def _go_on(self, cost: int = 1) -> bool:
+        self.judged += cost
+        if self.judged >= self.budget or self.stop():
+            self.stopped = self.stopped or self.judged < self.budget
+            return False
+        if self.progress is not None and self.judged % 64 < cost:
+            seconds = self.best.score.iteration_ns / 1e9 if self.best else float("inf")
+            self.progress(self.judged, seconds)
+        return True
+
+    def _starts(self) -> list[Seed]:
+        space, freedom = self.space, self.freedom
+        known = Orders(space)
+        best = float("inf")
+        ranked: list[tuple[bool, float, Plane]] = []
+        for point in planes(space, freedom):
+            if point.bound > best * _QUICK_TOLERANCE:
+                break
+            for seed in seeds_at(space, freedom, point, known, quick=True):
+                lacking = seed.estimate.lacking > 0
+                ranked.append((lacking, seed.estimate.iteration_ns, point))
+                if not lacking:
+                    best = min(best, seed.estimate.iteration_ns)
+                if not self._go_on():
+                    break
+        ranked.sort()
+        out: dict[Layout, Seed] = {}
+        for _, value, point in ranked[:_POINTS]:
+            if value > best * _QUICK_TOLERANCE and out:
+                continue
+            for seed in seeds_at(space, freedom, point, known, quick=False):
+                out[seed.layout] = seed
+                if not self._go_on():
+                    break
+        seeds = sorted(
+            out.values(),
+            key=lambda s: (s.estimate.lacking > 0, s.estimate.iteration_ns, s.layout),
+        )
+        if seeds and seeds[0].estimate.lacking > 0:
+            self.best_lacking = min(seeds, key=lambda s: (s.estimate.lacking, s.layout))
+        return seeds
+
+    def _polish(self, seeds: list[Seed]) -> list[Seed]:
+        """Polishes the best seeds; no more than a few of one point, so that others have a turn."""
+        out: dict[Layout, Seed] = {}
+        per_point: dict[Plane, int] = {}
+        for seed in seeds:
+            if len(per_point) >= _POLISHED and seed.point not in per_point:
+                continue
+            turn = per_point.get(seed.point, 0)
+            if turn >= _PER_POINT:
+                continue
+            per_point[seed.point] = turn + 1
+            better = polish(self.space, seed, _POLISH_STEPS)
+            out[seed.layout] = seed
+            out[better.layout] = better
+            if not self._go_on(4):
+                break
+        fitting = [s for s in out.values() if s.estimate.lacking <= 0]
+        return sorted(fitting, key=lambda s: (s.estimate.iteration_ns, s.layout))
+
+    def _judge(self, layout: Layout, point: Plane) -> Found | None:
+        """Schedules a layout (once) and keeps it if it is the best."""
+        known = self.found.get(layout)
+        if known is not None:
+            return known
+        result = score(self.space, layout)
+        self.scheduled += 1
+        if result is None:
+            return None
+        found = self.found[layout] = Found(layout, result, point)
+        if self.best is None or found.key < self.best.key:
+            self.best = found
+        return found
+
+    def _schedule(self, seeds: list[Seed]) -> None:
+        """Schedules in the order of the estimates; stops where none can win any more."""
+        for seed in seeds:
+            if self.best is not None and (
+                seed.estimate.iteration_ns >= self.best.score.iteration_ns
+            ):
+                break
+            if not self._go_on(8):
+                return
+            found = self._judge(seed.layout, seed.point)
+            if found is None:
+                continue
+            if found.score.iteration_ns > 1.002 * seed.estimate.iteration_ns:
+                layout = seed.layout._replace(slack=seed.layout.slack + 1)
+                if self._fits(layout):
+                    self._judge(layout, seed.point)
+
+    def _fits(self, layout: Layout) -> bool:
+        value = estimate(self.space, layout)
+        return value is not None and value.lacking <= 0
+
+    def _refine(self) -> None:
+        """Moves on the best schedules: other sizes, slack, recomputation, places."""
+        tried: set[Layout] = set()
+        while True:
+            pool = sorted(self.found.values(), key=lambda f: f.key)[:_REFINED]
+            fresh = [f for f in pool if f.layout not in tried]
+            if not fresh:
+                return
+            start = fresh[0]
+            tried.add(start.layout)
+            assert self.best is not None
+            for seed in self._neighbours(start):
+                if seed.estimate.lacking > 0:
+                    continue
+                if seed.estimate.iteration_ns >= self.best.score.iteration_ns:
+                    continue
+                if not self._go_on(8):
+                    return
+                self._judge(seed.layout, seed.point)
+
+    def _neighbours(self, found: Found) -> Iterator[Seed]:
+        layout, point = found.layout, found.point
+        for slack in (layout.slack - 1, layout.slack + 1, layout.slack + 3):
+            if slack >= 0:
+                yield from self._fitted(layout._replace(slack=slack), point)
+        yield from self._fitted(layout._replace(far=not layout.far), point)
+        sizes = self.freedom.micro_batches or micro_batch_sizes(self.space.samples(layout.copies))
+        for batch in _next_to(sizes, layout.micro_batch):
+            part_batch = tuple(batch * q // layout.micro_batch for q in layout.part_batch)
+            moved = layout._replace(micro_batch=batch, part_batch=part_batch)
+            for seed in self._fitted(moved, point._replace(batch=batch)):
+                yield seed
+                yield polish(self.space, seed, _POLISH_STEPS)
+        for part in range(len(layout.replicas)):
+            now = layout.part_batch or (layout.micro_batch,) * len(layout.replicas)
+            for size in (now[part] // 2, now[part] * 2):
+                if size and size in sizes:
+                    changed = (*now[:part], size, *now[part + 1 :])
+                    yield from self._fitted(layout._replace(part_batch=changed), point)
+
+    def _fitted(self, layout: Layout, point: Plane) -> Iterator[Seed]:
+        seed = fitted(self.space, layout, point, self.freedom.recompute)
+        self.judged += 1
+        if seed is not None:
+            yield seed
+
+
+_QUICK_TOLERANCE = 1.15
+_POINTS = 14
+_POLISHED = 10
+_PER_POINT = 3
+_POLISH_STEPS = 40
+_REFINED = 3
+
+
+def _next_to(sizes: list[int] | tuple[int, ...], size: int) -> list[int]:
+    smaller = [s for s in sizes if s < size]
+    larger = [s for s in sizes if s > size]
+    return [*([max(smaller)] if smaller else []), *([min(larger)] if larger else [])]

@@ -1,0 +1,125 @@
+"""Local moves on layouts.
+
+``polish`` shifts units from the part that bounds the iteration to others, judged by the
+estimate. Which moves are worth an estimate is decided by arithmetic on the loads alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphpipe.planner.estimate import Estimate, estimate
+from graphpipe.planner.seeds import Seed, part_costs
+from graphpipe.planner.space import Space
+
+_TRIES = 5
+"""Moves that get an exact estimate before a layout counts as a local optimum."""
+
+
+def polish(space: Space, seed: Seed, steps: int) -> Seed:
+    """Moves units, and swaps pairs, while the largest load falls.
+
+    Args:
+        space: The search space.
+        seed: Where to start.
+        steps: The most estimates to spend.
+
+    Returns:
+        The best layout found; never worse than ``seed`` by the estimate.
+    """
+    current = seed
+    sizes = set(seed.layout.replicas)
+    costs = part_costs(space, seed.point, sizes)
+    if not sizes <= set(costs):
+        return seed
+    spent = 0
+    while spent < steps:
+        better: Seed | None = None
+        for move in _moves(space, current, costs):
+            spent += 1
+            candidate = current.layout._replace(assign=move)
+            value = estimate(space, candidate)
+            if value is not None and _beats(value, current.estimate):
+                better = Seed(value, candidate, seed.point)
+                break
+            if spent >= steps:
+                break
+        if better is None:
+            break
+        current = better
+    return current
+
+
+def _beats(new: Estimate, old: Estimate) -> bool:
+    """Fits at least as well, and the sorted loads are smaller, the largest first."""
+    if (new.lacking > 0) != (old.lacking > 0):
+        return new.lacking < old.lacking
+    if new.iteration_ns != old.iteration_ns:
+        return new.iteration_ns < old.iteration_ns
+    return sorted(new.load, reverse=True) < sorted(old.load, reverse=True)
+
+
+def _moves(space: Space, seed: Seed, costs: dict[int, list[float]]) -> Iterator[tuple[int, ...]]:
+    """Assignments with one unit moved away from the most loaded part, or swapped for a smaller
+    one, the most promising first; at most ``_TRIES``."""
+    layout, load = seed.layout, seed.estimate.load
+    assign, replicas = layout.assign, layout.replicas
+    units = space.units
+    worst = max(range(len(load)), key=lambda p: load[p])
+    limit = load[worst]
+    mine = [u for u, p in enumerate(assign) if p == worst]
+    if layout.merged and len(mine) <= 1:
+        return
+    order = sorted(range(len(load)), key=lambda p: load[p])
+    spare = order[:3]
+    scored: list[tuple[float, float, tuple[tuple[int, int], ...]]] = []
+    cost_here = costs[replicas[worst]]
+    for u in mine:
+        around = {assign[v] for v in (*units.predecessors[u], *units.successors[u])} - {worst}
+        # A unit inside a stage may leave it too, but a unit at its edge costs no new message.
+        inner = not around
+        targets = around if not inner else set()
+        for q in (*sorted(targets), *spare):
+            if q == worst or (len(mine) == 1 and space.any_whole):
+                continue
+            new = load[q] + costs[replicas[q]][u]
+            top = max(new, limit - cost_here[u])
+            if top < limit:
+                penalty = 0.02 * limit if q not in around else 0.0
+                scored.append((top + penalty, float(u), ((u, q),)))
+            elif q in around:
+                for v in (*units.predecessors[u], *units.successors[u]):
+                    if assign[v] != q:
+                        continue
+                    for w in _edge_units(space, assign, q, worst):
+                        gain = cost_here[u] - cost_here[w]
+                        if gain <= 0:
+                            continue
+                        table = costs[replicas[q]]
+                        both = max(limit - gain, load[q] + table[u] - table[w])
+                        if both < limit:
+                            scored.append((both, float(u), ((u, q), (w, worst))))
+                    break
+    scored.sort()
+    seen = set()
+    for _, _, changes in scored:
+        if changes in seen:
+            continue
+        seen.add(changes)
+        new_assign = list(assign)
+        for u, q in changes:
+            new_assign[u] = q
+        yield tuple(new_assign)
+        if len(seen) >= _TRIES:
+            return
+
+
+def _edge_units(space: Space, assign: tuple[int, ...], part: int, towards: int) -> list[int]:
+    """Units of ``part`` that pass something to or from units of ``towards``."""
+    units = space.units
+    return [
+        u
+        for u, p in enumerate(assign)
+        if p == part
+        and any(assign[v] == towards for v in (*units.predecessors[u], *units.successors[u]))
+    ]

@@ -1,0 +1,233 @@
+"""The candidates that a search starts from: every copy count, micro-batch size and order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from graphpipe.graph.series_parallel import Tree, decompose
+from graphpipe.planner.constructive import Cut, cut, orders
+from graphpipe.planner.estimate import Estimate, estimate
+from graphpipe.planner.layout import Layout
+from graphpipe.planner.space import Space
+
+
+class Freedom(NamedTuple):
+    """What a search may vary.
+
+    Attributes:
+        copies: Values of R to try.
+        micro_batches: r_s b_s to try, samples; None: sizes that divide a copy.
+        replicas: Sizes of part to try, devices.
+        recompute: ``auto`` (where memory asks for it), True (everywhere) or False.
+        families: ``graph`` (stages are the connected pieces of parts), ``chain`` (each part
+            one stage, run along true dependencies) and ``sequential`` (the same, one stage
+            strictly after the other).
+        parts: Exact number of parts, where the user wants one; else None.
+    """
+
+    copies: tuple[int, ...]
+    micro_batches: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    recompute: bool | str = "auto"
+    families: tuple[str, ...] = ("graph", "chain")
+    parts: int | None = None
+
+
+def micro_batch_sizes(samples: int, limit: int = 4096) -> list[int]:
+    """Sizes to try for a copy of so many samples, largest first.
+
+    Divisors of ``samples`` at most a factor 2 apart where there are such, at most ``limit``
+    micro-batches; where a number has few divisors, also sizes with a short last micro-batch.
+    """
+    out = [samples]
+    while out[-1] > 1 and -(-samples // out[-1]) < limit:
+        half = max(1, -(-out[-1] // 2))
+        exact = [b for b in range(half, max(half, out[-1] * 2 // 3) + 1) if samples % b == 0]
+        out.append(exact[0] if exact else half)
+    return out
+
+
+class Plane(NamedTuple):
+    """A point (R, devices of a copy, placement, size) with a bound on what it can reach.
+
+    ``even``: ``batch`` is r_s b_s of every stage; else it is b_s of every stage.
+    """
+
+    bound: float
+    copies: int
+    devices: int
+    far: bool
+    batch: int
+    even: bool
+
+
+class Seed(NamedTuple):
+    """A layout with its estimate, and the point that it comes from."""
+
+    estimate: Estimate
+    layout: Layout
+    point: Plane
+
+
+def planes(space: Space, freedom: Freedom) -> list[Plane]:
+    """All points to cut orders for, the most promising first."""
+    world = space.cluster.world_size
+    per_node = max(len(node) for node in space.cluster.nodes)
+    out: list[Plane] = []
+    for copies in freedom.copies:
+        devices = world // copies
+        if freedom.parts is not None:
+            devices = min(devices, freedom.parts)
+        devices = min(devices, max(len(space.units), 1) * max(freedom.replicas))
+        samples = space.samples(copies)
+        sizes = freedom.micro_batches or micro_batch_sizes(samples)
+        # Both placements are the same where everything lies in one node, or in one direction.
+        same = copies == 1 or devices == 1 or world <= per_node
+        for far in (False,) if same else (False, True):
+            for batch in sizes:
+                if batch > samples:
+                    continue
+                for even in (True, False) if max(freedom.replicas) > 1 < devices else (True,):
+                    point = Plane(0.0, copies, devices, far, batch, even)
+                    costs = part_costs(space, point, freedom.replicas)
+                    if not costs or (not even and len(costs) == 1):
+                        continue
+                    total = top = 0.0
+                    for row in zip(*costs.values(), strict=True):
+                        total += min([r * t for r, t in zip(costs, row, strict=True)])
+                        top = max(top, min(row))
+                    out.append(point._replace(bound=max(total / devices, top)))
+    return sorted(out)
+
+
+def part_costs(space: Space, point: Plane, replicas: Iterable[int]) -> dict[int, list[float]]:
+    """For each size of part the nanoseconds that each unit adds to it in one iteration."""
+    samples = space.samples(point.copies)
+    units = space.units
+    slots = space.slots(point.copies, point.devices, point.far)
+    fastest = max(space.kinds, key=lambda kind: (space.speed[kind], kind))
+    optimizer = units.costs.device_costs(fastest).optimizer_seconds_per_byte * 1e9
+    out: dict[int, list[float]] = {}
+    for r in replicas:
+        if r > point.devices:
+            continue
+        if point.even:
+            if point.batch % r:
+                continue
+            size = point.batch // r
+        else:
+            size = point.batch
+            if r > 1 and size * r > samples:
+                continue
+        rounds = -(-samples // (size * r))
+        forward, backward = units.times(fastest, size)
+        ranks = tuple(rank for slot in slots[-r:] for rank in slot)
+        per_byte = optimizer + space.cluster.all_reduce_seconds(ranks, 1e9)
+        out[r] = [
+            rounds * (f + b) + per_byte * g
+            for f, b, g in zip(forward, backward, units.gradient_bytes, strict=True)
+        ]
+    return out
+
+
+class Orders:
+    """Topological orders for each micro-batch size; the tree is built once."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        work = self._work(space.batch_size)
+        self.tree: Tree = decompose(space.units.predecessors, work)
+        self._known: dict[int, list[tuple[int, ...]]] = {}
+
+    def _work(self, size: int) -> list[float]:
+        kind = self.space.kinds[0]
+        forward, backward = self.space.units.times(kind, size)
+        return [float(f + b) for f, b in zip(forward, backward, strict=True)]
+
+    def of(self, size: int) -> list[tuple[int, ...]]:
+        """Orders by the work at a micro-batch size."""
+        found = self._known.get(size)
+        if found is None:
+            found = self._known[size] = orders(
+                self.tree, self._work(size), self.space.units.predecessors
+            )
+        return found
+
+
+def seeds_at(
+    space: Space, freedom: Freedom, point: Plane, known: Orders, *, quick: bool
+) -> list[Seed]:
+    """Cuts the orders at one point.
+
+    Args:
+        space: The search space.
+        freedom: What may vary.
+        point: Where to cut.
+        known: The orders.
+        quick: Only the first order, and only the first family.
+    """
+    costs = part_costs(space, point, freedom.replicas)
+    slots = space.slots(point.copies, point.devices, point.far)
+    devices = space.cluster.devices
+    speeds = [min(space.speed[devices[k].kind] for k in slot) for slot in slots]
+    room: list[float] | None = [min(space.memory[k] for k in slot) for slot in slots]
+    if room and sum(space.units.static_bytes) <= min(room):
+        room = None
+    candidates = known.of(point.batch)[: 1 if quick else None]
+    families = freedom.families[: 1 if quick else None]
+    found: dict[Cut, None] = {}
+    for order in candidates:
+        for sizes in (freedom.replicas, (1,)) if point.even else (freedom.replicas,):
+            cost = {r: row for r, row in costs.items() if r in sizes}
+            piece = cut(order, cost, speeds, room, space.units.static_bytes) if cost else None
+            if piece is None or (not point.even and max(piece.replicas) == 1):
+                continue
+            found[piece] = None
+            if quick:
+                break
+    out = []
+    for piece in found:
+        for family in families:
+            layout = _layout(point, piece, family)
+            seed = fitted(space, layout, point, freedom.recompute)
+            if seed is not None:
+                out.append(seed)
+    return out
+
+
+def fitted(space: Space, layout: Layout, point: Plane, recompute: bool | str) -> Seed | None:
+    """Gives up slack, then recomputes on the parts that lack memory, until the layout fits.
+
+    Returns:
+        The layout that fits, or else the one that lacks least; None if it is not legal.
+    """
+    parts = len(layout.replicas)
+    if recompute is True:
+        layout = layout._replace(recompute=(True,) * parts)
+    value = estimate(space, layout)
+    if value is None or value.lacking <= 0:
+        return None if value is None else Seed(value, layout, point)
+    if layout.slack:
+        layout = layout._replace(slack=0)
+        value = estimate(space, layout)
+    if value is None or value.lacking <= 0 or recompute != "auto":
+        return None if value is None else Seed(value, layout, point)
+    flags = tuple(layout.recomputes(part) or lack > 0 for part, lack in enumerate(value.lack))
+    layout = layout._replace(recompute=flags)
+    value = estimate(space, layout)
+    return None if value is None else Seed(value, layout, point)
+
+
+def _layout(point: Plane, piece: Cut, family: str) -> Layout:
+    return Layout(
+        point.copies,
+        piece.replicas,
+        piece.assign,
+        point.batch,
+        () if point.even else tuple(point.batch * r for r in piece.replicas),
+        slack=1,
+        merged=family != "graph",
+        sequential=family == "sequential",
+        far=point.far,
+    )
