@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING
 from graphpipe.errors import GraphPipeError
 
 if TYPE_CHECKING:
+    from graphpipe.cost.analytic import estimate as estimate
+    from graphpipe.cost.boxes import named_cluster as named_cluster
     from graphpipe.cost.catalogue import device as device
     from graphpipe.cost.cluster import Cluster as Cluster
-    from graphpipe.cost.analytic import estimate as estimate
+    from graphpipe.cost.published.load import load_graph_file as load_graph_file
     from graphpipe.cost.table import CostTable as CostTable
     from graphpipe.cost.table import ParameterMemory as ParameterMemory
     from graphpipe.graph.capture import capture as capture
     from graphpipe.graph.model_graph import ModelGraph as ModelGraph
     from graphpipe.plan.plan import Plan as Plan
     from graphpipe.planner.search import plan as plan
+    from graphpipe.runtime.launch import launch as launch
     from graphpipe.runtime.pipeline import Pipeline as Pipeline
     from graphpipe.simulate.simulator import simulate as simulate
     from graphpipe.simulate.timeline import Timeline as Timeline
@@ -46,6 +49,9 @@ _HOME = {
     "capture": "graphpipe.graph.capture",
     "device": "graphpipe.cost.catalogue",
     "estimate": "graphpipe.cost.analytic",
+    "launch": "graphpipe.runtime.launch",
+    "load_graph_file": "graphpipe.cost.published.load",
+    "named_cluster": "graphpipe.cost.boxes",
     "plan": "graphpipe.planner.search",
     "simulate": "graphpipe.simulate.simulator",
 }
@@ -65,6 +71,9 @@ __all__ = [
     "capture",
     "device",
     "estimate",
+    "launch",
+    "load_graph_file",
+    "named_cluster",
     "plan",
     "simulate",
 ]
