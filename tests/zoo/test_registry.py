@@ -47,9 +47,18 @@ def test_every_parameter_learns(name: str) -> None:
     loss = loss_of(job, model, next(iter(job.data(6, 0))))
     loss.backward()
     assert torch.isfinite(loss)
-    without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    without = [n for n, p in trained if p.grad is None or not p.grad.any()]
     # A key's bias adds the same to all scores of a query, which the softmax takes away.
     assert [n for n in without if not n.endswith("key.bias")] == []
+
+
+def test_frozen_tower_and_nothing_else() -> None:
+    model = ZOO["llava-tiny"].make().build_model()
+    frozen = {n.split(".")[0] for n, p in model.named_parameters() if not p.requires_grad}
+    trained = {n.split(".")[0] for n, p in model.named_parameters() if p.requires_grad}
+    assert frozen == {"patches", "tower"}
+    assert trained == {"projector", "embedding", "layers", "norm", "head"}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -90,7 +99,7 @@ def test_head_is_tied(name: str, parameter: str, alias: str) -> None:
     assert model.get_parameter(parameter) is model.get_parameter(alias)
 
 
-@pytest.mark.parametrize("name", ["gpt2-tiny", "t5-tiny"])
+@pytest.mark.parametrize("name", ["gpt2-tiny", "t5-tiny", "llava-tiny"])
 def test_language_models_do_not_see_the_future(name: str) -> None:
     torch.manual_seed(0)
     job = ZOO[name].make()

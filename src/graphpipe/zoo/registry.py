@@ -13,6 +13,7 @@ from graphpipe.zoo.digits import digits
 from graphpipe.zoo.dlrm import dlrm
 from graphpipe.zoo.gpt2 import gpt2
 from graphpipe.zoo.job import Job
+from graphpipe.zoo.llava import llava
 from graphpipe.zoo.mmt import mmt
 from graphpipe.zoo.t5 import t5
 
@@ -107,6 +108,22 @@ ZOO: dict[str, Entry] = {
         image=(16, 4, 32, 2, 3),
         text=(101, 8, 24, 2, 2),
         shared=16,
+        batch_size=32,
+    ),
+    "llava": _entry(llava, "llava", "frozen ViT-L, projector and 7B decoder, 1 image a sample"),
+    "llava-trained": _entry(
+        llava, "llava-trained", "the same with the image tower trained", frozen=False
+    ),
+    "llava-8": _entry(llava, "llava-8", "the same, frozen, with 8 images a sample", images=8),
+    "llava-tiny": _entry(
+        llava,
+        "llava-tiny",
+        "the same, frozen, with 3 + 3 layers and 2 images a sample",
+        image=(16, 4, 24, 2, 3),
+        decoder=(101, 32, 2, 48, 3),
+        images=2,
+        image_tokens=4,
+        text=8,
         batch_size=32,
     ),
     "resnet": _entry(resnet, "resnet", "ResNet-50"),
