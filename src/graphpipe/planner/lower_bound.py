@@ -273,21 +273,10 @@ class _Bound:
 
     def _all_reduce(self, count: int) -> FloatArray:
         """[p - 1, units]: least time of the all-reduce over p devices."""
-        largest_node = max(len(node) for node in self.cluster.nodes)
-        net = self.cluster.network
-        inside = (net.intra_node_bandwidth, net.intra_node_latency)
-        across = (net.inter_node_bandwidth, net.inter_node_latency)
         rows = np.zeros((count, len(self.units)))
         for p in range(2, count + 1):
-            ways = [across] if len(self.cluster.nodes) > 1 else []
-            if p <= largest_node:
-                ways.append(inside)
-            costs = [
-                (0.0 if bandwidth is None else 2.0 * (p - 1) / p / bandwidth, 2 * (p - 1) * latency)
-                for bandwidth, latency in ways
-            ]
-            choices = [self.parameter_bytes * each + fixed for each, fixed in costs]
-            row = np.minimum.reduce(choices)
+            ways = all_reduce_ways(self.cluster, p)
+            row = np.minimum.reduce([self.parameter_bytes * each + fixed for each, fixed in ways])
             rows[p - 1] = np.where(self.parameter_bytes > 0, np.maximum(0.0, row - _HALF_NS), 0.0)
         return rows
 
@@ -311,6 +300,38 @@ class _Bound:
             else:
                 high = middle
         return low
+
+
+def all_reduce_ways(cluster: Cluster, count: int) -> list[tuple[float, float]]:
+    """Least costs of :meth:`Cluster.all_reduce_seconds` over any ``count`` ranks.
+
+    Returns:
+        (seconds per byte, seconds) of a ring within the node with the fastest links, of a ring
+        across nodes, and of the hierarchical algorithm for every number of ranks per node. No
+        choice of ranks is faster than the fastest of these.
+    """
+    net = cluster.network
+    links = [cluster.node_link(node) for node in range(len(cluster.nodes))]
+    inner = 0.0 if any(b is None for _, b in links) else 1 / max(b for _, b in links if b)
+    inner_latency = min(latency for latency, _ in links)
+    outer = 0.0 if net.inter_node_bandwidth is None else 1 / net.inter_node_bandwidth
+    largest = max(len(node) for node in cluster.nodes)
+    cards = -(-largest // net.devices_per_nic)
+    around = 2.0 * (count - 1) / count
+    steps = 2 * (count - 1)
+    ways = []
+    if count <= largest:
+        ways.append((around * inner, steps * inner_latency))
+    if len(cluster.nodes) > 1:
+        ways.append((around * outer, steps * net.inter_node_latency))
+        nodes = max(2, -(-count // largest))
+        for each in range(2, min(largest, count // nodes) + 1):
+            inside = 2.0 * (each - 1) / each * inner
+            shared = -(-each // cards)
+            across = 2.0 * (nodes - 1) / nodes * shared / each * outer
+            fixed = 2 * (each - 1) * inner_latency + 2 * (nodes - 1) * net.inter_node_latency
+            ways.append((inside + across, fixed))
+    return ways
 
 
 def _overfull(sizes: FloatArray, devices: int) -> float:
