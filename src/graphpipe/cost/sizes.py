@@ -71,6 +71,28 @@ def linear_pair(size: Size, batches: Sequence[int]) -> tuple[float, float]:
     return size.at(low) - slope * low, slope
 
 
+def through(values: Mapping[int, float]) -> Size:
+    """The polynomial through measured amounts by micro-batch size.
+
+    One size: in proportion. Two: the line. More: the parabola through the smallest, the middle
+    and the largest size, or the line where the square is within rounding.
+    """
+    sizes = sorted(values)
+    if len(sizes) == 1:
+        return Size(0.0, values[sizes[0]] / sizes[0])
+    first, middle, last = sizes[0], sizes[len(sizes) // 2], sizes[-1]
+    slope = (values[last] - values[first]) / (last - first)
+    square = 0.0
+    if len(sizes) > 2:
+        left = (values[middle] - values[first]) / (middle - first)
+        right = (values[last] - values[middle]) / (last - middle)
+        square = (right - left) / (last - first)
+        if abs(square) * last * last < 1e-6 * abs(values[last]):
+            square = 0.0
+    per_sample = slope - square * (first + last)
+    return Size(values[first] - (per_sample + square * first) * first, per_sample, square)
+
+
 class StorageTable(NamedTuple):
     """The storage arrays of a cost table, see :class:`~graphpipe.cost.table.CostTable`."""
 

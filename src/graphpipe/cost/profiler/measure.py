@@ -1,0 +1,274 @@
+"""Measures one op: forward and backward apart, what it keeps, and its peak."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from graphpipe.cost.profiler.facts import OpFacts
+from graphpipe.cost.profiler.inputs import Arguments, runner
+from graphpipe.cost.profiler.timing import Clock, Timing
+
+ROTATED_BYTES = 96 * 2**20
+"""Fresh copies of the arguments up to this size in all: weights come from memory, not from a
+cache that an earlier repeat has filled."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One piece of memory that an op keeps for its backward.
+
+    Attributes:
+        kind: ``input`` or ``output`` (memory of the argument or result number ``index``, in
+            the order of the leaves), or ``internal`` (its own).
+        index: Which one.
+        nbytes: Its size, for ``internal``.
+    """
+
+    kind: str
+    index: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class OpMeasurement:
+    """What was measured of one op at one size.
+
+    Attributes:
+        forward: One forward.
+        backward: One backward, without accumulation into ``.grad``.
+        saved: What it keeps.
+        workspace: Bytes beyond arguments and results at the peak; -1 where unknown.
+    """
+
+    forward: Timing
+    backward: Timing
+    saved: tuple[Saved, ...] = ()
+    workspace: int = -1
+
+
+@dataclass
+class Budget:
+    """How often an op is repeated.
+
+    Attributes:
+        seconds: Time for the repeats of one op at one size.
+        most: At most so many repeats, after the warm-up.
+        least: At least so many.
+    """
+
+    seconds: float = 0.03
+    most: int = 12
+    least: int = 2
+
+    def repeats(self, once: float) -> int:
+        """Repeats of something that takes ``once`` seconds."""
+        return max(self.least, min(self.most, int(self.seconds / max(once, 1e-9))))
+
+
+@dataclass
+class Meter:
+    """Measures ops on one device.
+
+    Attributes:
+        device: Where.
+        budget: How often.
+    """
+
+    device: torch.device
+    budget: Budget = field(default_factory=Budget)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.device)
+        self._call_overhead = self._engine_overhead()
+
+    def measure(self, facts: OpFacts) -> OpMeasurement:
+        """Measures one op.
+
+        Raises:
+            torch.OutOfMemoryError: if it does not fit.
+        """
+        self._check_memory(facts)
+        call = runner(facts, self.device)
+        arguments = Arguments(facts, self.device, inplace=changes_first_argument(facts))
+        with torch.enable_grad():
+            once, saved, workspace = self._warm_up(facts, call, arguments)
+            return self._repeat(facts, call, arguments, once, saved, workspace)
+
+    def _repeat(
+        self,
+        facts: OpFacts,
+        call: Any,
+        arguments: Arguments,
+        once: float,
+        saved: tuple[Saved, ...],
+        workspace: int,
+    ) -> OpMeasurement:
+        size = max(1, facts.nbytes)
+        copies = self.budget.repeats(once)
+        together = max(1, min(copies, ROTATED_BYTES // size))
+        forward: list[float] = []
+        backward: list[float] = []
+        while copies > 0:
+            # All forwards first: what a backward reads is then as cold as in training.
+            group = [arguments.make() for _ in range(min(together, copies))]
+            copies -= len(group)
+            done: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+            for args, kwargs, wanted in group:
+                seconds, result = self.clock.time(lambda a=args, k=kwargs: call(*a, **k))  # type: ignore[misc]
+                forward.append(seconds)
+                done.append((_with_gradient(result), wanted))
+                del result
+            del group
+            for outputs, wanted in done:
+                if outputs and wanted:
+                    gradients = [torch.ones_like(item) for item in outputs]
+                    seconds, _ = self.clock.time(
+                        lambda o=outputs, w=wanted, g=gradients: torch.autograd.grad(  # type: ignore[misc]
+                            o, w, g, allow_unused=True
+                        )
+                    )
+                    backward.append(seconds)
+        return OpMeasurement(
+            Timing.of(forward),
+            Timing.of(backward).less(self._call_overhead),
+            saved,
+            workspace,
+        )
+
+    def _warm_up(
+        self, facts: OpFacts, call: Any, arguments: Arguments
+    ) -> tuple[float, tuple[Saved, ...], int]:
+        """One forward and backward that does not count; seconds, what is kept, the peak."""
+        args, kwargs, wanted = arguments.make()
+        given = [
+            leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        ]
+        packed: list[torch.Tensor] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            packed.append(tensor)
+            return tensor
+
+        before = self._reset_peak()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            seconds, result = self.clock.time(lambda: call(*args, **kwargs))
+        results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        saved = _classified(packed, given, results, facts)
+        packed.clear()
+        outputs = _with_gradient(result)
+        if outputs and wanted:
+            gradients = [torch.ones_like(item) for item in outputs]
+            more, _ = self.clock.time(
+                lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+            )
+            seconds += more
+        made = sum(item.nbytes for item in facts.outputs)
+        peak = self._peak()
+        return seconds, saved, max(0, peak - before - made) if peak >= 0 else -1
+
+    def _reset_peak(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+    def _peak(self) -> int:
+        """Peak bytes since the reset; -1 where the allocator does not tell."""
+        if self.device.type != "cuda":
+            return -1
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def _check_memory(self, facts: OpFacts) -> None:
+        """A CPU overcommits and the process is then killed: refuse beforehand."""
+        if self.device.type == "cuda":
+            return
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        needed = 3 * facts.nbytes
+        if needed > free:
+            raise torch.OutOfMemoryError(f"out of memory: {needed} bytes needed, {free} free")
+
+    def _engine_overhead(self) -> float:
+        """Seconds that a call of the autograd engine takes by itself."""
+        x = torch.ones(1, device=self.device, requires_grad=True)
+        gradient = torch.ones(1, device=self.device)
+        times = []
+        with torch.enable_grad():
+            for _ in range(30):
+                y = x.view(1)
+                times.append(self.clock.time(lambda: torch.autograd.grad(y, x, gradient))[0])  # noqa: B023
+        return min(times)
+
+    def add(self, shape: tuple[int, ...], dtype: torch.dtype) -> Timing:
+        """The sum of two gradients of one tensor, into memory of its own."""
+        return self._pointwise(shape, dtype, inplace=False)
+
+    def accumulate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Timing:
+        """Adding a gradient into ``.grad``."""
+        return self._pointwise(shape, dtype, inplace=True)
+
+    def _pointwise(self, shape: tuple[int, ...], dtype: torch.dtype, *, inplace: bool) -> Timing:
+        times: list[float] = []
+        with torch.no_grad():
+            base = torch.full(shape, 0.5, dtype=dtype, device=self.device)
+            copies = max(3, min(self.budget.most, ROTATED_BYTES // max(1, 2 * base.nbytes)))
+            pairs = [(base.clone(), base.clone()) for _ in range(min(copies, 8))]
+            for left, right in pairs:
+                if inplace:
+                    seconds, _ = self.clock.time(lambda a=left, b=right: a.add_(b))  # type: ignore[misc]
+                else:
+                    seconds, _ = self.clock.time(lambda a=left, b=right: a + b)  # type: ignore[misc]
+                times.append(seconds)
+        return Timing.of(times)
+
+
+def changes_first_argument(facts: OpFacts) -> bool:
+    """Whether the op writes into its first argument."""
+    target = facts.node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    arguments = target._schema.arguments
+    return bool(arguments) and arguments[0].alias_info is not None and arguments[0].is_write
+
+
+def _with_gradient(result: Any) -> list[torch.Tensor]:
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(result)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    ]
+
+
+def _classified(
+    packed: list[torch.Tensor],
+    given: list[torch.Tensor],
+    results: list[torch.Tensor],
+    facts: OpFacts,
+) -> tuple[Saved, ...]:
+    """What the saved tensors are, each memory once; parameters do not count."""
+    inputs = {_storage(tensor): i for i, tensor in enumerate(given)}
+    outputs = {_storage(tensor): i for i, tensor in enumerate(results)}
+    tensors = facts.tensors
+    found: dict[int, Saved] = {}
+    for tensor in packed:
+        if tensor.is_sparse:
+            continue
+        key = _storage(tensor)
+        if key in inputs:
+            if not tensors[inputs[key]].state:
+                found.setdefault(key, Saved("input", inputs[key]))
+        elif key in outputs:
+            found.setdefault(key, Saved("output", outputs[key]))
+        else:
+            nbytes = tensor.untyped_storage().nbytes()
+            internal = sum(item.kind == "internal" for item in found.values())
+            found.setdefault(key, Saved("internal", internal, nbytes))
+    return tuple(found.values())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

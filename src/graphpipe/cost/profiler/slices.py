@@ -1,0 +1,253 @@
+"""Runs of consecutive ops, measured as a stage would run them.
+
+The sum of single ops is not the time of a stage: calling one op after another costs
+something, caches are colder than in a loop over one op, some work overlaps. A few slices
+of the model are measured whole; against the sum of their ops they give a factor and an
+overhead per op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import fx, nn
+
+from graphpipe.cost.profiler.facts import OpFacts, TensorFact, program_of
+from graphpipe.cost.profiler.inputs import index_limits, opaque_copy, tensor_of
+from graphpipe.cost.profiler.timing import Clock, Timing
+from graphpipe.cost.table import FloatArray
+from graphpipe.graph.cut import StageCut, stage_cut
+from graphpipe.graph.devices import place_node_on
+from graphpipe.graph.model_graph import BATCH_SIZE_INPUT, ModelGraph, Op
+
+LEAST_OPS, MOST_OPS = 8, 60
+FLUSHED_BYTES = 64 * 2**20
+"""Memory that is written between two repeats, so that weights are read from memory."""
+
+
+class Slice(NamedTuple):
+    """Ops next to one another in the graph's order, atomic groups whole."""
+
+    ops: tuple[str, ...]
+
+
+class SliceMeasurement(NamedTuple):
+    """A slice at one micro-batch size: measured, and the sum of its ops, seconds."""
+
+    slice: Slice
+    micro_batch: int
+    forward: Timing
+    backward: Timing
+    forward_sum: float
+    backward_sum: float
+    backward_ops: int
+
+
+class Correction(NamedTuple):
+    """What turns a sum of op times into the time of a stage.
+
+    ``factor * (sum + overhead * ops)``; ``overhead`` in seconds, already divided by the factor.
+    """
+
+    factor: float = 1.0
+    overhead: float = 0.0
+
+
+def slices_of(graph: ModelGraph, most: int = 6) -> list[Slice]:
+    """Slices that differ from one another, spread over the graph.
+
+    Args:
+        graph: The graph.
+        most: At most so many.
+    """
+    ops = [op for op in graph.ops if not op.prep]
+    parts = max(1, min(2 * most + 1, len(ops) // LEAST_OPS))
+    length = min(MOST_OPS, max(LEAST_OPS, len(ops) // parts))
+    cuts = _legal_cuts(ops)
+    found: list[Slice] = []
+    start = 0
+    while start < len(ops) and len(found) < 4 * most:
+        stop = next((cut for cut in cuts if cut >= start + length), len(ops))
+        if stop - start >= LEAST_OPS and stop - start <= 2 * MOST_OPS:
+            found.append(Slice(tuple(op.name for op in ops[start:stop])))
+        start = stop
+    return found[:: max(1, -(-len(found) // most))]
+
+
+def _legal_cuts(ops: Sequence[Op]) -> list[int]:
+    """Positions between two ops where no atomic group and no uncrossable value is cut."""
+    place = {op.name: i for i, op in enumerate(ops)}
+    last_of_group: dict[int, int] = {}
+    reach = list(range(len(ops)))
+    for i, op in enumerate(ops):
+        if op.group is not None:
+            last_of_group[op.group] = i
+    for i, op in enumerate(ops):
+        if op.group is not None:
+            reach[i] = last_of_group[op.group]
+        for source in op.inputs:
+            j = place.get(source)
+            if j is not None and (ops[j].output is None or not ops[j].crossable):
+                reach[j] = max(reach[j], i)
+    cuts: list[int] = []
+    furthest = -1
+    for i in range(len(ops)):
+        furthest = max(furthest, reach[i])
+        if furthest <= i:
+            cuts.append(i + 1)
+    return cuts
+
+
+class SliceRunner:
+    """A slice as a module with made-up inputs, on one device.
+
+    Args:
+        graph: The graph.
+        part: The slice.
+        facts: Facts of all ops at the micro-batch size.
+        micro_batch: Samples.
+        device: Where.
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        part: Slice,
+        facts: Mapping[str, OpFacts],
+        micro_batch: int,
+        device: torch.device,
+    ) -> None:
+        self._clock = Clock(device)
+        self._batch = micro_batch
+        self._cut = stage_cut(graph, part.ops)
+        self._given = _given_facts(self._cut, facts)
+        limits: dict[str, int] = {}
+        for name in (*self._cut.prep, *self._cut.ops):
+            limits.update(index_limits(facts[name]))
+        self._limits = limits
+        self._device = device
+        self._module = _module(graph, self._cut, tuple(self._given), facts, device)
+        self._flush = torch.zeros(FLUSHED_BYTES // 4, device=device)
+        for parameter in self._module.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def run(self, repeats: int) -> tuple[Timing, Timing]:
+        """Forward and backward of the slice, after a warm-up that does not count."""
+        forward: list[float] = []
+        backward: list[float] = []
+        for _ in range(repeats + 1):
+            arguments = [self._argument(name, fact) for name, fact in self._given.items()]
+            self._flush.add_(1.0)
+            seconds, outputs = self._clock.time(lambda a=arguments: self._module(self._batch, *a))  # type: ignore[misc]
+            forward.append(seconds)
+            roots = [item for item in outputs if item.requires_grad]
+            if roots:
+                gradients = [torch.ones_like(item) for item in roots]
+                seconds, _ = self._clock.time(
+                    lambda r=roots, g=gradients: torch.autograd.backward(r, g)  # type: ignore[misc]
+                )
+                backward.append(seconds)
+        return Timing.of(forward[1:]), Timing.of(backward[1:])
+
+    def _argument(self, name: str, fact: TensorFact) -> torch.Tensor:
+        tensor = tensor_of(fact, self._device, self._limits.get(name))
+        return tensor.requires_grad_(fact.requires_grad)
+
+
+def _given_facts(cut: StageCut, facts: Mapping[str, OpFacts]) -> dict[str, TensorFact]:
+    """Facts of the values that the slice is given: graph inputs and other ops' values."""
+    wanted = {*cut.inputs, *cut.reads}
+    found: dict[str, TensorFact] = {}
+    for name in (*cut.prep, *cut.ops):
+        for fact in facts[name].tensors:
+            if fact.name in wanted:
+                found.setdefault(fact.name, fact)
+    return found
+
+
+def _module(
+    graph: ModelGraph,
+    cut: StageCut,
+    given: Sequence[str],
+    facts: Mapping[str, OpFacts],
+    device: torch.device,
+) -> fx.GraphModule:
+    program = program_of(graph)
+    new = fx.Graph()
+    copies: dict[str, fx.Node] = {BATCH_SIZE_INPUT: new.placeholder(BATCH_SIZE_INPUT)}
+    for name in given:
+        copies[name] = new.placeholder(name)
+    root: dict[str, Any] = {}
+    members = {*cut.ops, *cut.prep}
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node.name not in copies:
+            for source in node.all_input_nodes:
+                copied(source)
+            if node.op in ("get_attr", "call_module"):
+                path = str(node.target)
+                if path not in root:
+                    root[path] = _value(program.module, program.state, graph, path, device)
+            made = new.node_copy(node, lambda source: copies[source.name])
+            place_node_on(made, device)
+            copies[node.name] = made
+        return copies[node.name]
+
+    for node in program.module.graph.nodes:
+        if node.name in members:
+            copied(node)
+    outputs = [
+        copies[name]
+        for name in dict.fromkeys((*cut.writes, *cut.sinks))
+        if facts[name].outputs and graph.op_by_name[name].output is not None
+    ]
+    new.output(tuple(outputs))
+    return fx.GraphModule(root, new, class_name="Slice")
+
+
+def _value(
+    module: fx.GraphModule,
+    state: Mapping[str, torch.Tensor],
+    graph: ModelGraph,
+    path: str,
+    device: torch.device,
+) -> Any:
+    """A made-up parameter or buffer; the user's own are never touched."""
+    tensor = state.get(path)
+    if tensor is None:
+        return opaque_copy(module.get_submodule(path), device)
+    value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    if value.dtype.is_floating_point:
+        value.uniform_(-0.05, 0.05) if value.dim() > 1 else value.uniform_(0.5, 1.0)
+    else:
+        value.zero_()
+    known = graph.parameter_by_name.get(path)
+    if known is not None and not known.is_buffer:
+        return nn.Parameter(value, requires_grad=known.trainable)
+    return value
+
+
+def fit_correction(measured: FloatArray, sums: FloatArray, ops: FloatArray) -> Correction:
+    """Factor and overhead from slices, by non-negative least squares of the relative errors.
+
+    Args:
+        measured: Seconds of the slices, shape [slices].
+        sums: Sums of their ops' seconds.
+        ops: Numbers of their ops.
+    """
+    usable = (measured > 0) & (sums > 0)
+    if not usable.any():
+        return Correction()
+    y, x, n = measured[usable], sums[usable], ops[usable]
+    if len(y) < 3:
+        return Correction(factor=float(np.clip((y / x).mean(), 0.3, 3.0)))
+    (factor, overhead), _ = nnls(np.stack([x / y, n / y], axis=1), np.ones(len(y)))
+    if not 0.3 <= factor <= 3.0:
+        # Slices too alike to tell the two apart: the factor alone.
+        return Correction(factor=float(np.clip(np.median(y / x), 0.3, 3.0)))
+    return Correction(float(factor), float(overhead / factor))
