@@ -158,12 +158,12 @@ def index_limits(facts: OpFacts) -> dict[str, int]:
                 limits[item.name] = args[0].shape[dimension]
     if name not in _LOOKUPS:
         return limits
-    indices, table, dimension = _LOOKUPS[name]
+    indices, table, fixed = _LOOKUPS[name]
     if len(args) <= max(indices, table):
         return limits
     fact, source = args[indices], args[table]
     if isinstance(fact, TensorFact) and isinstance(source, TensorFact) and source.shape:
-        along: Any = args[1] if dimension is None else dimension
+        along: Any = args[1] if fixed is None else fixed
         limits[fact.name] = source.shape[min(int(along), len(source.shape) - 1)]
         if "bag" in name and len(args) > 2 and isinstance(args[2], TensorFact):
             limits[args[2].name] = -fact.shape[0]
