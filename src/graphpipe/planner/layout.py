@@ -27,6 +27,7 @@ class Layout(NamedTuple):
         sequential: Run as a chain: stage i + 1 waits for stage i although no tensor passes.
         far: Put the copies of a part side by side (replica groups inside a node) instead of
             the parts of a copy.
+        place: The order in which parts are given devices; empty: by number.
     """
 
     copies: int
@@ -39,6 +40,7 @@ class Layout(NamedTuple):
     merged: bool = False
     sequential: bool = False
     far: bool = False
+    place: tuple[int, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -55,7 +57,7 @@ class Layout(NamedTuple):
 def pieces(
     predecessors: Sequence[Sequence[int]],
     assign: Sequence[int],
-    whole: Sequence[bool],
+    fixed: Sequence[int],
 ) -> list[list[int]]:
     """Splits an assignment into stages: connected, convex, and acyclic among one another.
 
@@ -67,7 +69,8 @@ def pieces(
     Args:
         predecessors: Producers of each unit, all with lower numbers.
         assign: Part of each unit.
-        whole: Units that run with the whole mini-batch; they never share a stage with others.
+        fixed: Micro-batch size that each unit must have, 0: free; only units with the same
+            share a stage.
 
     Returns:
         Units of each stage, ascending; stages in a topological order.
@@ -82,7 +85,7 @@ def pieces(
         chosen = -1
         for source in sources:
             candidate = stage_of[source]
-            if assign[source] != assign[unit] or whole[source] != whole[unit]:
+            if assign[source] != assign[unit] or fixed[source] != fixed[unit]:
                 continue
             others = around & ~(1 << candidate)
             if not _reaches(candidate, others, above):
@@ -108,7 +111,7 @@ def pieces(
                         above[other] = seen | above[chosen]
         stages[chosen].append(unit)
         stage_of.append(chosen)
-    return _ordered(_merge_twins(stages, stage_of, predecessors, assign, whole), predecessors)
+    return _ordered(_merge_twins(stages, stage_of, predecessors, assign, fixed), predecessors)
 
 
 def _reaches(stage: int, others: int, above: list[int]) -> bool:
@@ -127,7 +130,7 @@ def _merge_twins(
     stage_of: list[int],
     predecessors: Sequence[Sequence[int]],
     assign: Sequence[int],
-    whole: Sequence[bool],
+    fixed: Sequence[int],
 ) -> list[list[int]]:
     parts = [assign[units[0]] for units in stages]
     if len(set(parts)) == len(parts):
@@ -141,9 +144,9 @@ def _merge_twins(
             if p != s:
                 sources[s].add(p)
                 targets[p].add(s)
-    families: dict[tuple[int, bool, frozenset[int], frozenset[int]], list[int]] = {}
+    families: dict[tuple[int, int, frozenset[int], frozenset[int]], list[int]] = {}
     for s, units in enumerate(stages):
-        key = (parts[s], whole[units[0]], frozenset(sources[s]), frozenset(targets[s]))
+        key = (parts[s], fixed[units[0]], frozenset(sources[s]), frozenset(targets[s]))
         families.setdefault(key, []).extend(units)
     return [sorted(units) for units in families.values()]
 
@@ -173,12 +176,12 @@ def _ordered(stages: list[list[int]], predecessors: Sequence[Sequence[int]]) -> 
 def merged_pieces(
     predecessors: Sequence[Sequence[int]],
     assign: Sequence[int],
-    whole: Sequence[bool],
+    fixed: Sequence[int],
 ) -> list[list[int]] | None:
-    """One stage for each part (and for its whole-batch units); None if they form a cycle."""
-    groups: dict[tuple[int, bool], list[int]] = {}
+    """One stage for each part and size that its units must have; None if they form a cycle."""
+    groups: dict[tuple[int, int], list[int]] = {}
     for unit, part in enumerate(assign):
-        groups.setdefault((part, whole[unit]), []).append(unit)
+        groups.setdefault((part, fixed[unit]), []).append(unit)
     stages = list(groups.values())
     stage_of = {unit: s for s, units in enumerate(stages) for unit in units}
     targets: list[set[int]] = [set() for _ in stages]

@@ -67,9 +67,7 @@ def _moves(space: Space, seed: Seed, costs: dict[int, list[float]]) -> Iterator[
     units = space.units
     worst = max(range(len(load)), key=lambda p: load[p])
     limit = load[worst]
-    mine = [u for u, p in enumerate(assign) if p == worst]
-    if layout.merged and len(mine) <= 1:
-        return
+    mine = [u for u, p in enumerate(assign) if p == worst and u not in space.pin]
     order = sorted(range(len(load)), key=lambda p: load[p])
     spare = order[:3]
     scored: list[tuple[float, float, tuple[tuple[int, int], ...]]] = []
@@ -80,7 +78,7 @@ def _moves(space: Space, seed: Seed, costs: dict[int, list[float]]) -> Iterator[
         inner = not around
         targets = around if not inner else set()
         for q in (*sorted(targets), *spare):
-            if q == worst or (len(mine) == 1 and space.any_whole):
+            if q == worst:
                 continue
             new = load[q] + costs[replicas[q]][u]
             top = max(new, limit - cost_here[u])
@@ -121,5 +119,6 @@ def _edge_units(space: Space, assign: tuple[int, ...], part: int, towards: int) 
         u
         for u, p in enumerate(assign)
         if p == part
+        and u not in space.pin
         and any(assign[v] == towards for v in (*units.predecessors[u], *units.successors[u]))
     ]

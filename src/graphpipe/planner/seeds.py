@@ -202,6 +202,11 @@ def fitted(space: Space, layout: Layout, point: Plane, recompute: bool | str) ->
     Returns:
         The layout that fits, or else the one that lacks least; None if it is not legal.
     """
+    if space.pin:
+        pinned = with_pins(space, layout)
+        if pinned is None:
+            return None
+        layout = pinned
     parts = len(layout.replicas)
     if recompute is True:
         layout = layout._replace(recompute=(True,) * parts)
@@ -217,6 +222,30 @@ def fitted(space: Space, layout: Layout, point: Plane, recompute: bool | str) ->
     layout = layout._replace(recompute=flags)
     value = estimate(space, layout)
     return None if value is None else Seed(value, layout, point)
+
+
+def with_pins(space: Space, layout: Layout) -> Layout | None:
+    """Moves pinned units so that each pinned rank is one part's, and no part has two; None if
+    there are too few parts.
+
+    The part that already holds most of a rank's units becomes that rank's.
+    """
+    assign = list(layout.assign)
+    count: dict[tuple[int, int], int] = {}
+    for u, rank in space.pin.items():
+        count[rank, assign[u]] = count.get((rank, assign[u]), 0) + 1
+    home: dict[int, int] = {}
+    for (rank, part), _ in sorted(count.items(), key=lambda item: (-item[1], item[0])):
+        if rank not in home and part not in home.values():
+            home[rank] = part
+    for rank in sorted({*space.pin.values()} - set(home)):
+        free = [p for p in range(len(layout.replicas)) if p not in home.values()]
+        if not free:
+            return None
+        home[rank] = free[0]
+    for u, rank in space.pin.items():
+        assign[u] = home[rank]
+    return layout._replace(assign=tuple(assign))
 
 
 def _layout(point: Plane, piece: Cut, family: str) -> Layout:

@@ -28,7 +28,7 @@ class Structure:
     Attributes:
         stages: Units of each stage, ascending; stages in a topological order.
         part: Part of each stage.
-        whole: Whether the stage runs with the whole mini-batch.
+        fixed: Micro-batch size that the stage must have, samples; 0: free.
         facts: Facts of each stage.
         edges: What passes between stages.
         consumers: For each stage (consumer, edge number) pairs.
@@ -38,7 +38,7 @@ class Structure:
 
     stages: tuple[tuple[int, ...], ...]
     part: tuple[int, ...]
-    whole: tuple[bool, ...]
+    fixed: tuple[int, ...]
     facts: tuple[StageFacts, ...]
     edges: tuple[EdgeSpec, ...]
     consumers: list[list[tuple[int, int]]]
@@ -73,23 +73,26 @@ class Space:
         cluster: The devices.
         batch_size: B, samples.
         memory: Bytes that a plan may use, by rank.
-        whole: By unit: whether it has to run with the whole mini-batch (a loss that couples
-            all samples); then R = 1.
-        optimizer_seconds_per_byte: By kind of device.
+        fixed: By unit the micro-batch size that it must have, samples; 0: free. B means that
+            it has to see the whole mini-batch (a loss that couples all samples): its stage
+            then has one replica, and the plan one copy.
+        pin: Rank that a unit must be on; the plan then has one copy.
     """
 
     units: UnitGraph
     cluster: Cluster
     batch_size: int
     memory: tuple[float, ...]
-    whole: tuple[bool, ...]
+    fixed: tuple[int, ...]
+    pin: dict[int, int] = field(default_factory=dict)
     _structures: dict[tuple[tuple[int, ...], bool], Structure | None] = field(default_factory=dict)
     _times: dict[tuple[tuple[int, ...], str, int], tuple[int, int]] = field(default_factory=dict)
     _slots: dict[tuple[int, int, bool], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @cached_property
     def any_whole(self) -> bool:
-        return any(self.whole)
+        """Whether some unit has to see the whole mini-batch."""
+        return any(size >= self.batch_size for size in self.fixed)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -146,12 +149,28 @@ class Space:
     def part_ranks(self, layout: Layout) -> list[tuple[int, ...]]:
         """Ranks of each part, copy by copy, replica by replica."""
         slots = self.slots(layout.copies, layout.devices, layout.far)
-        out: list[tuple[int, ...]] = []
+        parts = len(layout.replicas)
+        if self.pin:
+            return self._pinned_ranks(layout)
+        out: list[tuple[int, ...]] = [()] * parts
         start = 0
-        for count in layout.replicas:
+        for part in layout.place or range(parts):
+            count = layout.replicas[part]
             mine = slots[start : start + count]
             start += count
-            out.append(tuple(slot[c] for c in range(layout.copies) for slot in mine))
+            out[part] = tuple(slot[c] for c in range(layout.copies) for slot in mine)
+        return out
+
+    def _pinned_ranks(self, layout: Layout) -> list[tuple[int, ...]]:
+        """One copy; a part with a pinned unit has its rank, the others share the rest."""
+        wanted = {layout.assign[u]: rank for u, rank in self.pin.items()}
+        free = [rank for rank in range(self.cluster.world_size) if rank not in wanted.values()]
+        out = []
+        for part, count in enumerate(layout.replicas):
+            mine = [wanted[part]] if part in wanted else []
+            while len(mine) < count:
+                mine.append(free.pop(0))
+            out.append(tuple(mine))
         return out
 
     def structure(self, assign: tuple[int, ...], merged: bool) -> Structure | None:
@@ -166,7 +185,7 @@ class Space:
     def _build(self, assign: tuple[int, ...], merged: bool) -> Structure | None:
         units = self.units
         cut = merged_pieces if merged else pieces
-        stages = cut(units.predecessors, assign, self.whole)
+        stages = cut(units.predecessors, assign, self.fixed)
         if stages is None:
             return None
         stage_of = [0] * len(units)
@@ -209,7 +228,7 @@ class Space:
         return Structure(
             tuple(tuple(members) for members in stages),
             part,
-            tuple(self.whole[members[0]] for members in stages),
+            tuple(self.fixed[members[0]] for members in stages),
             facts,
             tuple(edges),
             consumers,
@@ -241,8 +260,10 @@ class Space:
         for s, units in enumerate(structure.stages):
             part = structure.part[s]
             replicas = layout.replicas[part]
-            if structure.whole[s]:
-                replicas, size = 1, samples
+            if structure.fixed[s]:
+                size = min(structure.fixed[s], samples)
+                if structure.fixed[s] >= self.batch_size:
+                    replicas = 1
             else:
                 batch = layout.batch_of(part)
                 # Equal r_s b_s where it divides; else equal b_s.
