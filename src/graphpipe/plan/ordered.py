@@ -195,12 +195,9 @@ def deadlock(
 def is_free(cluster: Cluster) -> bool:
     """Whether messages take no time at all."""
     net = cluster.network
-    return (
-        net.intra_node_bandwidth is None
-        and net.inter_node_bandwidth is None
-        and not net.intra_node_latency
-        and not net.inter_node_latency
-    )
+    links = [(net.inter_node_latency, net.inter_node_bandwidth)] if len(cluster.nodes) > 1 else []
+    links += [cluster.node_link(node) for node in range(len(cluster.nodes))]
+    return all(not latency and bandwidth is None for latency, bandwidth in links)
 
 
 def wires(graph: TaskGraph, cluster: Cluster) -> tuple[list[list[int]], list[list[Wire]]]:

@@ -77,6 +77,9 @@ class Plan(FileRecord):
     reduce_groups: tuple[ReduceGroup, ...] = ()
     optimizer_ns: tuple[int, ...] = ()
     """Predicted optimizer step of each rank; empty: none."""
+    static_memory: tuple[int, ...] = ()
+    """Bytes of parameters, gradients and optimizer state on each rank, every parameter once
+    although several stages of the rank may hold it; empty: the sum over the rank's stages."""
     schedule: Schedule
     prediction: Prediction | None = None
     planner: str = ""
@@ -107,6 +110,12 @@ class Plan(FileRecord):
         return tuple(
             tuple(edge for edge in self.edges if edge.source == i) for i in range(len(self.stages))
         )
+
+    def static_bytes(self, rank: int) -> int:
+        """Bytes of parameters, gradients and optimizer state on a rank."""
+        if self.static_memory:
+            return self.static_memory[rank]
+        return sum(self.stages[i].memory.static for i in self.stages_of_device[rank])
 
     @cached_property
     def stages_of_device(self) -> tuple[tuple[int, ...], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -57,3 +58,24 @@ class Timeline(FileRecord):
     peak_memory: tuple[int, ...] = ()
     """Peak bytes of each rank; empty for a measured timeline without memory."""
     stage_names: tuple[str, ...] = ()
+
+    @cached_property
+    def busy_ns(self) -> tuple[int, ...]:
+        """Nanoseconds that each rank works: tasks, all-reduces, optimizer."""
+        busy = [0] * self.world_size
+        for event in self.events:
+            busy[event.rank] += event.end_ns - event.start_ns
+        return tuple(busy)
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of the ranks that work at all, over the iteration; 0 for no work."""
+        busy = [time for time in self.busy_ns if time]
+        total = self.iteration_ns * len(busy)
+        return 1 - sum(busy) / total if total else 0.0
+
+    def __str__(self) -> str:
+        """A Gantt chart in characters, as wide as the terminal."""
+        from graphpipe.simulate.text import render
+
+        return render(self)
