@@ -1,0 +1,443 @@
+"""Puts the pieces of a capture together: the graph as data and its program."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from graphpipe.errors import CaptureError
+from graphpipe.graph.atomic import groups, prep_ops
+from graphpipe.graph.autocast import operator_of
+from graphpipe.graph.dataflow import DataFlow
+from graphpipe.graph.expression import Expression
+from graphpipe.graph.fake_run import FakeRun, Observation, TensorShape
+from graphpipe.graph.fit import fitted
+from graphpipe.graph.flow import Kind, depends
+from graphpipe.graph.loss_terms import Term
+from graphpipe.graph.model_graph import (
+    DTYPE_BYTES,
+    GraphInput,
+    LossTerm,
+    ModelGraph,
+    Op,
+    Parameter,
+    Storage,
+    TensorSpec,
+    Work,
+)
+from graphpipe.graph.normalise import CONSTANT_PREFIX, Normal, origin_of
+from graphpipe.graph.program import OutputLeaf, OutputStructure, Program
+from graphpipe.graph.signature import Signature
+from graphpipe.graph.symbolic import expression_of
+from graphpipe.graph.tracing import LOSS_PREFIX, Trace
+from graphpipe.graph.work import Counts
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """Everything that a capture has found out; see :func:`graphpipe.graph.capture.capture`."""
+
+    name: str
+    training: bool
+    model: nn.Module
+    loss_fn: nn.Module | None
+    signature: Signature
+    trace: Trace
+    normal: Normal
+    terms: list[Term]
+    runs: dict[int, FakeRun]
+    flow: DataFlow
+    tensors: Mapping[str, torch.Tensor]
+    shapes: Mapping[str, TensorShape]
+
+
+def assemble(captured: Captured) -> ModelGraph:
+    """The model graph with its program attached."""
+    return _Assembly(captured).build()
+
+
+class _Assembly:
+    def __init__(self, captured: Captured) -> None:
+        self._c = captured
+        self._run = captured.runs[min(captured.runs)]
+        self._inexact: set[str] = set()
+        graph = captured.normal.graph
+        # A value that is both a term and an output, or an output twice, is one node.
+        self._ops = [node for node in graph.nodes if self._is_op(node)]
+        self._known = set(self._ops)
+        self._names: dict[int, str] = {}
+
+    def _is_op(self, node: fx.Node) -> bool:
+        if node.op not in ("call_function", "call_module"):
+            return False
+        seen = self._run.nodes[node]
+        return bool(seen.values) or seen.is_tuple
+
+    def build(self) -> ModelGraph:
+        c = self._c
+        terms = c.terms
+        counts = [term.count for term in terms if term.count is not None]
+        sinks = {*(term.node for term in terms), *counts, *c.normal.values}
+        changed = self._changed_state()
+        grouped = groups(
+            self._ops,
+            self._run,
+            [(term.node, term.count) for term in terms if term.count is not None],
+        )
+        unfit = {name for name, shape in c.shapes.items() if shape.requires_grad}
+        unfit |= {n for n, t in c.tensors.items() if isinstance(t, nn.Parameter)}
+        unfit |= {name for names in changed.values() for name in names}
+        prep = prep_ops(
+            self._ops, self._run, c.flow, c.shapes, unfit, grouped, sinks, self._is_random
+        )
+        keys = self._keys()
+        ops = tuple(
+            self._op(node, keys[node], grouped.get(node), node in prep, changed.get(node, ()))
+            for node in self._ops
+        )
+        loss_terms = tuple(self._loss_term(term) for term in terms)
+        program = self._program(counts)
+        result = ModelGraph(
+            name=c.name,
+            training=c.training,
+            inputs=tuple(self._inputs()),
+            parameters=tuple(self._parameters()),
+            ops=ops,
+            loss_terms=loss_terms,
+            outputs=tuple(node.name for node in c.normal.values),
+            input_structure=_structure_text(c.signature.spec),
+            output_structure=_structure_text(c.trace.output_spec),
+            torch_version=torch.__version__,
+            warnings=tuple(self._warnings(ops)),
+        )
+        result.attach_program(program)
+        return result
+
+    # Ops
+
+    def _op(
+        self,
+        node: fx.Node,
+        key: str,
+        group: int | None,
+        prep: bool,
+        mutates: tuple[str, ...],
+    ) -> Op:
+        seen = self._run.nodes[node]
+        origin = origin_of(node)
+        target, _, _ = operator_of(node)
+        flow = self._c.flow
+        single = len(seen.values) == 1 and not seen.is_tuple
+        return Op(
+            name=node.name,
+            target=_target_name(node, target),
+            key=key,
+            module=origin.module,
+            source=origin.source,
+            inputs=self._sources(node),
+            parameters=self._read(node),
+            mutates=mutates,
+            output=self._spec(node) if single else None,
+            requires_grad=any(value.requires_grad for value in seen.values),
+            prep=prep,
+            coupled=node in flow.coupled,
+            random=self._is_random(node),
+            crossable=single and self._crossable(node),
+            group=None if prep else group,
+            forward=self._work(node, "forward"),
+            backward=self._work(node, "backward"),
+            saves=self._saves(node),
+        )
+
+    def _sources(self, node: fx.Node) -> tuple[str, ...]:
+        names = [
+            source.name
+            for source in node.all_input_nodes
+            if source in self._known or source in self._c.normal.inputs
+        ]
+        return tuple(dict.fromkeys(names))
+
+    def _read(self, node: fx.Node) -> tuple[str, ...]:
+        names = [
+            str(source.target)
+            for source in node.all_input_nodes
+            if source.op == "get_attr" and str(source.target) in self._c.tensors
+        ]
+        if node.op == "call_module":
+            names += node.meta["parameters"]
+        return tuple(dict.fromkeys(names))
+
+    def _changed_state(self) -> dict[fx.Node, tuple[str, ...]]:
+        """Buffers (or parameters) that each op's forward writes to."""
+        owner: dict[int, str] = {}
+        for node, seen in self._run.nodes.items():
+            if node.op == "get_attr":
+                for value in seen.values:
+                    owner[value.storage] = str(node.target)
+        result: dict[fx.Node, tuple[str, ...]] = {}
+        for node in self._ops:
+            names = [owner[s] for s in self._run.nodes[node].mutates if s in owner]
+            if node.op == "call_module":
+                names += [
+                    name
+                    for name in node.meta["parameters"]
+                    if not isinstance(self._c.tensors[name], nn.Parameter)
+                ]
+            if names:
+                result[node] = tuple(sorted(set(names)))
+        return result
+
+    def _is_random(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return True
+        target, args, kwargs = operator_of(node)
+        if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+            return False
+        given = dict(zip((a.name for a in target._schema.arguments), args, strict=False))
+        given.update(kwargs)
+        name = target._opname
+        if name == "scaled_dot_product_attention":
+            return bool(given.get("dropout_p", 0.0))
+        if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+            return bool(given.get("train")) and bool(given.get("dropout"))
+        if name in ("rrelu", "rrelu_"):
+            return bool(given.get("training"))
+        return True
+
+    def _crossable(self, node: fx.Node) -> bool:
+        flow = self._c.flow.flows[node]
+        if self._run.nodes[node].values[0].dtype not in DTYPE_BYTES:
+            return False
+        if flow.kind is Kind.FREE:
+            return not flow.power
+        return flow.kind is Kind.ROWS and flow.dim == 0 and flow.outer == 1
+
+    def _keys(self) -> dict[fx.Node, str]:
+        """``module@call:operator#n``: the n-th such op of that call of that module."""
+        counters: dict[str, int] = {}
+        keys: dict[fx.Node, str] = {}
+        for node in self._ops:
+            origin = origin_of(node)
+            target, _, _ = operator_of(node)
+            call = f"@{origin.call}" if origin.call else ""
+            stem = f"{origin.module}{call}:{_target_name(node, target)}"
+            counters[stem] = counters.get(stem, -1) + 1
+            keys[node] = f"{stem}#{counters[stem]}"
+        return keys
+
+    # Sizes
+
+    def _fit(self, values: dict[int, int], where: str) -> Expression:
+        expression, exact = fitted(values)
+        if not exact:
+            self._inexact.add(where)
+        return expression
+
+    def _observed(self, node: fx.Node) -> dict[int, Observation]:
+        return {samples: run.nodes[node] for samples, run in self._c.runs.items()}
+
+    def _spec(self, node: fx.Node) -> TensorSpec:
+        observed = self._observed(node)
+        first = self._run.nodes[node].values[0]
+        shape = []
+        for dim in range(len(first.shape)):
+            sizes = {b: seen.values[0].shape[dim] for b, seen in observed.items()}
+            expression, exact = fitted(sizes)
+            if not exact:
+                raise CaptureError(
+                    "A size is no polynomial of the number of samples",
+                    where=f"{node.name}, module {origin_of(node).module!r}, "
+                    f"{origin_of(node).source}",
+                    got=", ".join(f"{size} at {b} samples" for b, size in sizes.items()),
+                    fix="Keep the samples in a dimension of their own",
+                )
+            shape.append(expression)
+        return TensorSpec(shape=tuple(shape), dtype=first.dtype, requires_grad=first.requires_grad)
+
+    def _work(self, node: fx.Node, direction: str) -> Work:
+        counts: dict[int, Counts] = {
+            b: getattr(seen, direction) for b, seen in self._observed(node).items()
+        }
+        return Work(
+            flops=self._fit({b: c.flops for b, c in counts.items()}, node.name),
+            bytes=self._fit({b: c.bytes for b, c in counts.items()}, node.name),
+            kernels=max(c.kernels for c in counts.values()),
+        )
+
+    def _saves(self, node: fx.Node) -> tuple[Storage, ...]:
+        by_id: dict[str, dict[int, int]] = {}
+        for samples, seen in self._observed(node).items():
+            for owner, size in seen.saves:
+                by_id.setdefault(owner, {})[samples] = size
+        return tuple(
+            Storage(id=owner, bytes=self._fit(sizes, node.name)) for owner, sizes in by_id.items()
+        )
+
+    # Everything else
+
+    def _inputs(self) -> list[GraphInput]:
+        result = []
+        c = self._c
+        for node, leaf in zip(c.normal.inputs, c.signature.tensors, strict=True):
+            assert isinstance(leaf.value, torch.Tensor)
+            shape: list[Expression] = list(leaf.value.shape)
+            if leaf.rows:
+                shape[0] = "b" if leaf.rows == 1 else f"{leaf.rows}*b"
+            dtype = str(leaf.value.dtype).removeprefix("torch.")
+            if dtype not in DTYPE_BYTES:
+                raise CaptureError("An input has an unsupported dtype", where=leaf.path, got=dtype)
+            spec = TensorSpec(shape=tuple(shape), dtype=dtype)
+            result.append(
+                GraphInput(name=node.name, path=leaf.path, spec=spec, per_sample=bool(leaf.rows))
+            )
+        return result
+
+    def _parameters(self) -> list[Parameter]:
+        c = self._c
+        aliases: dict[int, list[str]] = {}
+        fleeting: set[str] = set()
+        for module, prefix in ((c.model, ""), (c.loss_fn, LOSS_PREFIX)):
+            if module is None:
+                continue
+            for name, tensor in (
+                *module.named_parameters(remove_duplicate=False),
+                *module.named_buffers(remove_duplicate=False),
+            ):
+                aliases.setdefault(id(tensor), []).append(prefix + name)
+            for path, child in module.named_modules():
+                start = prefix + (f"{path}." if path else "")
+                fleeting.update(start + name for name in child._non_persistent_buffers_set)
+        result = []
+        for name, tensor in c.tensors.items():
+            others = tuple(alias for alias in aliases.get(id(tensor), []) if alias != name)
+            kept = not name.startswith((CONSTANT_PREFIX, LOSS_PREFIX)) and name not in fleeting
+            result.append(
+                Parameter(
+                    name=name,
+                    shape=tuple(tensor.shape),
+                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    trainable=isinstance(tensor, nn.Parameter) and tensor.requires_grad,
+                    is_buffer=not isinstance(tensor, nn.Parameter),
+                    persistent=kept,
+                    aliases=others,
+                )
+            )
+        return result
+
+    def _loss_term(self, term: Term) -> LossTerm:
+        from_inputs = term.count is not None and self._from_inputs(term.count)
+        reduction = term.reduction
+        assert reduction is not None
+        return LossTerm(
+            op=term.node.name,
+            reduction=reduction,
+            count_op=term.count.name if term.count is not None else None,
+            count_from_inputs=from_inputs if term.count is not None else True,
+            count_offset=term.offset,
+            count_min=term.minimum,
+            sign=term.sign,
+        )
+
+    def _from_inputs(self, node: fx.Node) -> bool:
+        """Whether a value depends on graph inputs, constants and buffers that stay, alone."""
+        changed = {name for names in self._changed_state().values() for name in names}
+        stack, seen = [node], set()
+        while stack:
+            current = stack.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            if current.op == "call_module" or (current in self._known and self._is_random(current)):
+                return False
+            if current.op == "get_attr":
+                tensor = self._c.tensors.get(str(current.target))
+                if isinstance(tensor, nn.Parameter) or str(current.target) in changed:
+                    return False
+            stack.extend(current.all_input_nodes)
+        return True
+
+    def _program(self, counts: list[fx.Node]) -> Program:
+        c = self._c
+        graph = c.normal.graph
+        graph.output(tuple([*(term.node for term in c.terms), *c.normal.values, *counts]))
+        root: dict[str, Any] = {**c.normal.modules}
+        for node in graph.nodes:
+            if node.op == "get_attr" and str(node.target) in c.tensors:
+                root[str(node.target)] = c.tensors[str(node.target)]
+        module = fx.GraphModule(
+            root, graph, class_name=c.name if c.name.isidentifier() else "Model"
+        )
+        graph.lint()
+        leaves = []
+        for kind, value in c.trace.output_leaves:
+            if isinstance(value, torch.SymInt):
+                symbol = next(iter(value.node.expr.free_symbols))
+                leaves.append(OutputLeaf("size", size=expression_of(value.node.expr, symbol)))
+            else:
+                leaves.append(OutputLeaf(kind, constant=value))  # type: ignore[arg-type]
+        return Program(
+            module=module,
+            input_spec=c.signature.spec,
+            output=OutputStructure(c.trace.output_spec, tuple(leaves)),
+            constants=c.signature.constants,
+            state=dict(c.tensors),
+        )
+
+    def _warnings(self, ops: tuple[Op, ...]) -> list[str]:
+        result = []
+        unknown = [node.name for node in self._c.flow.unknown]
+        if unknown:
+            result.append(
+                f"These ops have no rule that says whether they mix samples, so they count as "
+                f"mixing them: {_some(unknown)}. If they work sample by sample, name them in "
+                "per_sample_ops."
+            )
+        coupled = [op for op in ops if op.coupled and not op.prep and op.name not in set(unknown)]
+        if coupled:
+            result.append(
+                "The result depends on the micro-batch size, because these ops mix the samples "
+                f"of a micro-batch: {_some([_described(op) for op in coupled])}. A stage that "
+                "holds them equals full-batch training only if its micro-batch is the mini-batch."
+            )
+        if self._inexact:
+            result.append(
+                "The cost of these ops is no polynomial of the batch and is approximated by a "
+                f"line: {_some(sorted(self._inexact))}."
+            )
+        return result
+
+
+def _described(op: Op) -> str:
+    return f"{op.name} ({op.module})" if op.module else op.name
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _target_name(node: fx.Node, target: Any) -> str:
+    if node.op == "call_module":
+        return "opaque"
+    if target is operator.getitem:
+        return "getitem"
+    return str(target)
+
+
+def _structure_text(spec: pytree.TreeSpec) -> str:
+    """The structure as JSON where torch can write it, else as text."""
+    try:
+        return pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError, ValueError, AttributeError):
+        return str(spec)
+
+
+def batch_free(dims: tuple[Any, ...]) -> bool:
+    """Whether no dimension depends on the batch."""
+    return not any(depends(size) for size in dims)
