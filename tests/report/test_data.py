@@ -30,7 +30,7 @@ def test_transfers_decode_likewise() -> None:
     columns = report_data(plan, timeline, None, ())["timelines"][0]["transfers"]
     starts = list(accumulate(columns["start"]))
     decoded = [
-        (start, start + length, nbytes, first, first + samples)
+        (start, start + length, nbytes, first, first + samples - 1)
         for start, length, nbytes, first, samples in zip(
             starts, columns["length"], columns["bytes"], columns["first_sample"],
             columns["samples"], strict=True,
@@ -41,12 +41,24 @@ def test_transfers_decode_likewise() -> None:
     )
 
 
-def test_memory_decodes_to_steps_under_the_capacity() -> None:
+def test_memory_decodes_to_steps_whose_maximum_is_the_peak() -> None:
     plan, timeline = factory.two_towers()
     memory = report_data(plan, timeline, None, ())["timelines"][0]["memory"]
-    levels = list(accumulate(memory[0]["bytes"]))
-    assert levels[0] >= plan.stages[0].memory.static
-    assert max(levels) <= plan.cluster.devices[0].memory_bytes
+    assert len(memory) == plan.world_size
+    for rank, steps in enumerate(memory):
+        levels = list(accumulate(steps["bytes"]))
+        assert levels[0] == plan.static_bytes(rank)
+        assert max(levels) == timeline.peak_memory[rank]
+
+
+def test_what_the_analysis_finds_agrees_with_the_plans_prediction() -> None:
+    plan, timeline = factory.two_towers()
+    data = report_data(plan, timeline, None, ())
+    assert plan.prediction is not None
+    shown = data["timelines"][0]
+    assert abs(shown["bubble"] - plan.prediction.bubble) < 1e-12
+    assert shown["uses"][shown["bottleneck"]]["busy_ns"] == plan.prediction.bottleneck_ns
+    assert data["depth"] == plan.prediction.depth
 
 
 def test_a_measured_timeline_is_the_second_and_has_no_memory() -> None:

@@ -263,6 +263,7 @@ def test_it_prints(chromium: Any, tmp_path: Path) -> None:
 def test_64_devices_and_256_micro_batches(chromium: Any, tmp_path: Path) -> None:
     plan, timeline = factory.large()
     open_page(chromium, tmp_path / "r.html", plan, timeline)
+    assert (tmp_path / "r.html").stat().st_size < 5_000_000
     assert len(texts(chromium, ".stage-card")) == 64
     assert len(texts(chromium, ".memory-card")) == 64
     chromium.find_element("id", "follow-sample").send_keys("500")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from graphpipe.report.units import format_bytes, format_ns, format_percent
 from graphpipe.report.words import describe, describe_measured
 from tests.report import factory
 
@@ -7,12 +8,15 @@ from tests.report import factory
 def test_everything_that_matters_is_said() -> None:
     plan, timeline = factory.two_towers()
     text = "\n".join(describe(plan, timeline))
-    assert "takes 89.7 µs for 32 samples: 356,745 samples a second." in text
-    assert "The bottleneck is device 0, which works for 58.1 µs of it (64.8 %)" in text
+    took, busy = format_ns(timeline.iteration_ns), max(timeline.busy_ns)
+    rate = round(32 / timeline.iteration_ns * 1e9)
+    assert f"One iteration takes {took} for 32 samples: {rate:,} samples a second." in text
+    share = format_percent(busy / timeline.iteration_ns)
+    assert f"bottleneck is device 0, which works for {format_ns(busy)} of it ({share})" in text
     assert "on stage 0 (image.0)." in text
-    assert "The bubble is 47.9 %" in text
+    assert f"The bubble is {format_percent(timeline.bubble)}" in text
     assert f"in {len(timeline.transfers)} messages." in text
-    assert "device 0: 5 GiB of 16 GiB (31.2 %)" in text
+    assert f"device 0: {format_bytes(timeline.peak_memory[0])} of 16 GiB (" in text
     assert "above that bound." in text
     assert "No stage runs on device 6." in text
 
@@ -45,6 +49,6 @@ def test_a_measurement_is_compared_with_the_prediction() -> None:
     plan, timeline = factory.two_towers()
     measured = factory.measured_of(timeline, slower=1.25)
     error, bottleneck, bubble = describe_measured(plan, timeline, measured)
-    assert "Predicted 89.7 µs, measured 112.1 µs: the prediction is 20.0 % below" in error
+    assert f"measured {format_ns(measured.iteration_ns)}: the prediction is 20.0 % below" in error
     assert bottleneck.startswith("The bottleneck is device 0")
     assert bubble.startswith("The bubble is 4")

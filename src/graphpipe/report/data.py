@@ -13,10 +13,11 @@ from typing import Any
 
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.stage import Stage, StageEdge
+from graphpipe.plan.stage_graph import depth
 from graphpipe.report.analysis import bubble, busiest, device_uses, recompute_ns
 from graphpipe.report.comparison import ComparisonRow
-from graphpipe.report.memory import memory_steps
 from graphpipe.report.words import describe, describe_measured
+from graphpipe.simulate.memory import memory_curves
 from graphpipe.simulate.timeline import Event, Timeline, Transfer
 
 Json = dict[str, Any]
@@ -44,7 +45,7 @@ def report_data(
         "world_size": plan.world_size,
         "cluster": plan.cluster.name,
         "builder": plan.schedule.builder,
-        "depth": _depth(plan),
+        "depth": depth(plan),
         "lower_bound_ns": plan.prediction.lower_bound_ns if plan.prediction else 0,
         "idle_devices": plan.idle_devices,
         "notes": plan.notes,
@@ -56,8 +57,13 @@ def report_data(
             for g in plan.reduce_groups
         ],
         "devices": [
-            {"kind": device.kind, "node": device.node, "memory": device.memory_bytes}
-            for device in plan.cluster.devices
+            {
+                "kind": device.kind,
+                "node": device.node,
+                "memory": device.memory_bytes,
+                "static": plan.static_bytes(rank),
+            }
+            for rank, device in enumerate(plan.cluster.devices)
         ],
         "stages_of_device": plan.stages_of_device,
         "timelines": timelines,
@@ -115,7 +121,7 @@ def _input(plan: Plan, index: int) -> Json:
 
 def _timeline(plan: Plan, timeline: Timeline) -> Json:
     uses = device_uses(plan, timeline)
-    memory = memory_steps(plan, timeline) if timeline.network != "measured" else ()
+    curves = () if timeline.network == "measured" else memory_curves(plan, timeline)
     return {
         "measured": timeline.network == "measured",
         "network": timeline.network,
@@ -129,7 +135,7 @@ def _timeline(plan: Plan, timeline: Timeline) -> Json:
         "transfers": _transfer_columns(timeline.transfers),
         "memory": [
             {"times": _gaps([at for at, _ in steps]), "bytes": _gaps([size for _, size in steps])}
-            for steps in memory
+            for steps in curves
         ],
     }
 
@@ -158,7 +164,7 @@ def _transfer_columns(transfers: Sequence[Transfer]) -> Json:
         "length": [t.end_ns - t.start_ns for t in ordered],
         "bytes": [t.nbytes for t in ordered],
         "first_sample": [t.first_sample for t in ordered],
-        "samples": [t.last_sample - t.first_sample for t in ordered],
+        "samples": [t.last_sample - t.first_sample + 1 for t in ordered],
     }
 
 
@@ -170,15 +176,3 @@ def _gaps(values: Sequence[int]) -> list[int]:
 def _starts_after_ends(spans: Sequence[tuple[int, int]]) -> list[int]:
     ends = [0, *(end for _, end in spans)]
     return [start - before for before, (start, _) in zip(ends, spans, strict=False)]
-
-
-def _depth(plan: Plan) -> int:
-    """Stages on the longest path."""
-    depth = [0] * len(plan.stages)
-    for _ in plan.stages:
-        before = list(depth)
-        for edge in plan.edges:
-            depth[edge.target] = max(depth[edge.target], depth[edge.source] + 1)
-        if depth == before:
-            break
-    return max(depth) + 1

@@ -27,8 +27,7 @@ GP.memory = (() => {
       canvas,
       make("div", { class: peak > capacity ? "peak over" : "peak" }, `peak ${bytes(peak)} of ${bytes(capacity)} (${percent(peak / capacity)})`));
     byId("memory").append(node);
-    const fixed = hosted.reduce((sum, s) => sum + data.stages[s].memory.static, 0);
-    const card = { node, canvas, steps, rank, capacity, peak, fixed };
+    const card = { node, canvas, steps, rank, capacity, peak, fixed: data.devices[rank].static };
     canvas.addEventListener("mousemove", (event) => hover(card, event));
     canvas.addEventListener("mouseleave", hideTip);
     return card;
@@ -54,7 +53,8 @@ GP.memory = (() => {
     for (let pixel = 0; pixel < width; pixel += 1) {
       let level = 0;
       const last = stepAt(steps, x.invert(pixel + 1));
-      for (let i = stepAt(steps, x.invert(pixel)); i <= last; i += 1) level = Math.max(level, steps.bytes[i]);
+      // Several steps may share one time: the peak of that moment is one of them.
+      for (let i = Math.max(0, d3.bisectLeft(steps.times, x.invert(pixel)) - 1); i <= last; i += 1) level = Math.max(level, steps.bytes[i]);
       context.fillRect(pixel, y(level), 1, height - y(level));
     }
     context.fillStyle = colour("--static");
