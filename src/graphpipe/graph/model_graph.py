@@ -2,8 +2,8 @@
 
 A model graph says everything that planning needs: operators, what each reads, the shapes
 of what it produces as functions of the batch, the parameters it holds. It is saved as
-JSON without the program. A graph that :func:`~graphpipe.graph.capture.capture` made also carries the
-program (``graph.program``), from which the runtime builds stage modules; a graph read
+JSON without the program. A graph that :func:`~graphpipe.graph.capture.capture` made also
+carries the program (``graph.program``), from which the runtime builds stage modules; a graph read
 from a file has ``program is None``.
 """
 

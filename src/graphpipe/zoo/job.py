@@ -41,7 +41,7 @@ class Job:
             to the caller.
         batch_size: B that the job is usually trained with, samples.
         name: For plans and messages.
-        capture_options: Further arguments of :func:`~graphpipe.graph.capture.capture` for this model.
+        capture_options: Further arguments of :func:`~graphpipe.graph.capture.capture`.
     """
 
     model: nn.Module | Callable[[], nn.Module]
