@@ -60,10 +60,12 @@ class Action(NamedTuple):
 
 
 class ActionLists(NamedTuple):
-    """Attributes:
-    messages: All messages of the iteration in the global order: the index of a message is
-        its sequence number.
-    lines: The actions by rank.
+    """The messages of an iteration and what every rank does.
+
+    Attributes:
+        messages: All messages of the iteration in the global order: the index of a message is
+            its sequence number.
+        lines: The actions by rank.
     """
 
     messages: tuple[Message, ...]
@@ -172,9 +174,11 @@ def actions_of(
     pairs = [ends(message) for message in table]
     outgoing: list[list[int]] = [[] for _ in range(graph.count)]
     incoming: list[list[int]] = [[] for _ in range(graph.count)]
+    received: list[list[int]] = [[] for _ in numbers]
     for number, (source, target) in enumerate(pairs):
         outgoing[source].append(number)
         incoming[target].append(number)
+        received[table[number].target].append(number)
     waits = _send_waits(table, pairs, place, [len(line) for line in numbers])
     ahead = lookahead if ordering == "channel" else 0
     out: list[tuple[Action, ...]] = []
@@ -182,10 +186,9 @@ def actions_of(
         order = [when[task] for task in line]
         # Receives before the line's task number p, and after the rank's earlier sends.
         posted: list[list[int]] = [[] for _ in range(len(line) + 1)]
-        for number, message in enumerate(table):
-            if message.target == rank:
-                p = bisect_left(order, when[pairs[number][0]]) - ahead
-                posted[max(0, p)].append(number)
+        for number in received[rank]:
+            p = bisect_left(order, when[pairs[number][0]]) - ahead
+            posted[max(0, p)].append(number)
         actions: list[Action] = []
         for p, task in enumerate(line):
             for number in posted[p]:

@@ -33,6 +33,7 @@ def in_flight_bounds(
     has_backward: Sequence[bool] | None = None,
     without_gradient: Collection[tuple[int, int]] = (),
     slack: int | Sequence[int] = 0,
+    names: Sequence[str] | None = None,
 ) -> InFlight:
     """k_s and W_s of every stage of a stage DAG.
 
@@ -54,6 +55,7 @@ def in_flight_bounds(
         without_gradient: Edges that carry no gradient although both ends have a backward.
         slack: Quanta to add, to every stage or by stage. A stage's slack counts for the
             stages before it too.
+        names: Names of the stages for messages, by default their numbers.
 
     Raises:
         PlanError: if the edges form a cycle; it names the stages.
@@ -66,7 +68,7 @@ def in_flight_bounds(
         consumers[source].append(target)
     block = [1] * count
     bound = [0] * count
-    for stage in reverse_topological_order(consumers):
+    for stage in reverse_topological_order(consumers, names):
         unit = replicas[stage] * micro_batch[stage]
         quanta = [
             replicas[c] * micro_batch[c] * block[c] for c in consumers[stage] if backward[stage]
@@ -137,8 +139,14 @@ def with_bounds(problem: PipelineProblem, slack: int | Sequence[int] = 0) -> Pip
     )
 
 
-def reverse_topological_order(consumers: Sequence[Sequence[int]]) -> list[int]:
+def reverse_topological_order(
+    consumers: Sequence[Sequence[int]], names: Sequence[str] | None = None
+) -> list[int]:
     """Stage numbers, every stage after all its consumers.
+
+    Args:
+        consumers: By stage, the stages that read from it.
+        names: Names of the stages for messages, by default their numbers.
 
     Raises:
         PlanError: if there is a cycle; it names the stages on one.
@@ -159,7 +167,8 @@ def reverse_topological_order(consumers: Sequence[Sequence[int]]) -> list[int]:
         cycle = find_cycle(consumers, [s for s in range(count) if missing[s]])
         raise PlanError(
             "The stages form a cycle",
-            where="stages " + " -> ".join(str(s) for s in [*cycle, cycle[0]]),
+            where="stages "
+            + " -> ".join(names[s] if names else str(s) for s in [*cycle, cycle[0]]),
             expected="a stage graph without cycles",
             fix="Merge the stages on the cycle, or cut the model elsewhere",
         )

@@ -1,25 +1,11 @@
-"""Memory of every rank over an iteration, from its action list and the times of its tasks.
-
-What is held follows from the order of a rank's actions alone, not from luck in timing:
-
-- parameters, gradients and optimizer state, always, each parameter once;
-- saved activations of a micro-batch, from its forward to the end of its backward;
-- the buffer that a micro-batch's inputs (or gradients) arrive in, from the moment its first
-  receive is posted, or its first part is made on the same rank, until its task starts (for
-  gradients, and for stages without a backward: ends);
-- gradients sent, and outputs sent by a stage without a backward, until the send is waited
-  for; outputs of other stages are among their saved activations;
-- workspace while a task runs, and what recomputation brings back while its backward runs.
-"""
+"""Memory of every rank over time: the steps of :mod:`graphpipe.plan.memory`, with times."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from graphpipe.plan.actions import ActionLists, Ordering, build_actions
-from graphpipe.plan.messages import overlaps, returns_gradient
-from graphpipe.plan.problem import PipelineProblem, problem_of
+from graphpipe.plan.memory import memory_steps
 from graphpipe.plan.schedule import Task
 from graphpipe.simulate.timeline import Timeline
 
@@ -29,9 +15,6 @@ if TYPE_CHECKING:
 Curve = tuple[tuple[int, int], ...]
 """Steps (time in nanoseconds, bytes from then on); several at one time where a moment's
 peak is higher than what follows."""
-
-_Buffer = tuple[str, int, int]
-"""An arriving buffer: kind, edge, micro-batch of the receiving task."""
 
 
 def memory_curves(
@@ -62,137 +45,21 @@ def memory_curves(
         )
     times: dict[tuple[int, Task], tuple[int, int]] = {}
     for event in timeline.events:
-        if event.kind in ("F", "B"):
+        if event.kind == "F" or event.kind == "B":
             task = Task(event.kind, event.stage, event.micro_batch)
             times[event.rank, task] = (event.start_ns, event.end_ns)
     curves: list[Curve] = []
-    problems = [
-        problem_of(plan, copy, batch_size, training=training)[0] for copy in range(plan.copies)
-    ]
-    copy_of = {
-        rank: copy
-        for copy, problem in enumerate(problems)
-        for stage in problem.stages
-        for rank in stage.devices
-    }
-    for rank in range(plan.world_size):
-        if rank in copy_of:
-            walk = _Walk(plan, problems[copy_of[rank]], rank, times)
-            curves.append(walk.follow(lists))
-        else:
-            curves.append(((0, plan.static_bytes(rank)),))
+    for rank, steps in enumerate(memory_steps(plan, lists, batch_size, training=training)):
+        now = 0
+        curve: list[tuple[int, int]] = []
+        for step in steps:
+            if step.task is not None:
+                now = max(now, times[rank, step.task][0 if step.phase == "start" else 1])
+            curve.append((now, step.held))
+        curves.append(tuple(curve))
     return tuple(curves)
 
 
 def peaks(curves: tuple[Curve, ...]) -> tuple[int, ...]:
     """The most that each rank holds, bytes."""
     return tuple(max(held for _, held in curve) for curve in curves)
-
-
-class _Walk:
-    """One rank's way through its actions."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        problem: PipelineProblem,
-        rank: int,
-        times: Mapping[tuple[int, Task], tuple[int, int]],
-    ) -> None:
-        self.plan = plan
-        self.problem = problem
-        self.rank = rank
-        self.times = times
-        self.now = 0
-        self.held = plan.static_bytes(rank)
-        self.steps: list[tuple[int, int]] = [(0, self.held)]
-        self.buffers: dict[_Buffer, int] = {}
-        self.local = self._local_parts()
-
-    def _local_parts(self) -> dict[Task, list[_Buffer]]:
-        """Buffers on this rank that each task of it fills a part of."""
-        out: dict[Task, list[_Buffer]] = {}
-        problem = self.problem
-        for e, edge in enumerate(problem.edges):
-            source, target = problem.stages[edge.source], problem.stages[edge.target]
-            if self.rank not in source.devices or self.rank not in target.devices:
-                continue
-            back = returns_gradient(problem, e)
-            pairs = overlaps(problem.samples, source.micro_batch, target.micro_batch)
-            for i, j, _, _, first in pairs:
-                here = source.devices[i % source.replicas]
-                if not here == target.devices[j % target.replicas] == self.rank:
-                    continue
-                if edge.batched or first:
-                    out.setdefault(Task("F", edge.source, i), []).append(("F", e, j))
-                if back and (edge.gradient_batched or first):
-                    out.setdefault(Task("B", edge.target, j), []).append(("B", e, i))
-        return out
-
-    def _change(self, delta: int) -> None:
-        if delta:
-            self.held += delta
-            self.steps.append((self.now, self.held))
-
-    def _samples(self, task: Task) -> int:
-        size = self.problem.stages[task.stage].micro_batch
-        return min(size, self.problem.samples - task.micro_batch * size)
-
-    def _allocate(self, buffer: _Buffer) -> int:
-        """Bytes that become held for a buffer: all of it at its first part."""
-        if buffer in self.buffers:
-            return 0
-        kind, e, index = buffer
-        edge = self.problem.edges[e]
-        stage = edge.target if kind == "F" else edge.source
-        count = self._samples(Task("F", stage, index))
-        if kind == "F":
-            nbytes = edge.forward_bytes * count + edge.forward_fixed
-        else:
-            nbytes = edge.backward_bytes * count + edge.backward_fixed
-        self.buffers[buffer] = round(nbytes)
-        return self.buffers[buffer]
-
-    def _release(self, task: Task) -> int:
-        """Bytes of the buffers that a task has taken."""
-        total = 0
-        for e, edge in enumerate(self.problem.edges):
-            if task.stage == (edge.target if task.kind == "F" else edge.source):
-                total += self.buffers.pop((task.kind, e, task.micro_batch), 0)
-        return total
-
-    def follow(self, lists: ActionLists) -> Curve:
-        """The curve of the rank."""
-        for action in lists.lines[self.rank]:
-            message = lists.messages[action.message] if action.message >= 0 else None
-            if action.kind == "run":
-                self._run(action.task)
-            elif message is None or message.kind == "C":
-                continue
-            elif action.kind == "recv":
-                self._change(
-                    self._allocate((message.kind, message.edge, message.target_micro_batch))
-                )
-            elif action.kind in ("send", "wait_send"):
-                keeps = self.problem.stages[message.source_stage].has_backward
-                if message.kind == "B" or not keeps:
-                    self._change(message.nbytes if action.kind == "send" else -message.nbytes)
-        return tuple(self.steps)
-
-    def _run(self, task: Task) -> None:
-        spec = self.problem.stages[task.stage]
-        memory = self.plan.stages[task.stage].memory
-        share = self._samples(task) / spec.micro_batch
-        saved = round(memory.saved_per_micro_batch * share)
-        extra = round(memory.workspace * share)
-        if task.kind == "B":
-            extra += round(memory.recompute * share)
-        start, end = self.times[self.rank, task]
-        self.now = max(self.now, start)
-        forward_keeps = task.kind == "F" and spec.has_backward
-        self._change(extra + (saved - self._release(task) if forward_keeps else 0))
-        self.now = max(self.now, end)
-        made = sum(self._allocate(buffer) for buffer in self.local.get(task, ()))
-        self._change(made)
-        done = 0 if forward_keeps else self._release(task)
-        self._change(-extra - done - (saved if task.kind == "B" else 0))

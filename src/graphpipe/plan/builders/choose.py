@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from graphpipe.plan.builders.built import Built, one_stage_per_rank
@@ -14,7 +15,12 @@ BuilderName = Literal["auto", "kfkb", "list", "gpipe"]
 
 
 def build_schedule(
-    problem: PipelineProblem, builder: str = "auto", *, raise_bounds: bool = False
+    problem: PipelineProblem,
+    builder: str = "auto",
+    *,
+    priority: str = "sample",
+    lead: Sequence[int] | None = None,
+    raise_bounds: bool = False,
 ) -> Built:
     """Builds with the named builder; ``auto`` is kFkB where every device hosts at most one
     stage, else list scheduling.
@@ -22,6 +28,8 @@ def build_schedule(
     Args:
         problem: One copy.
         builder: ``auto``, ``kfkb``, ``list`` or ``gpipe``.
+        priority: Of list scheduling, ``sample`` or ``critical_path``.
+        lead: Of list scheduling.
         raise_bounds: Whether list scheduling may raise in-flight bounds that are too small.
 
     Raises:
@@ -35,5 +43,10 @@ def build_schedule(
     if builder == "gpipe":
         return gpipe(problem)
     if builder == "list":
-        return list_schedule(problem, raise_bounds=raise_bounds)
+        return list_schedule(
+            problem,
+            priority="critical_path" if priority == "critical_path" else "sample",
+            lead=lead,
+            raise_bounds=raise_bounds,
+        )
     raise ValueError(f"unknown builder {builder!r}; known are auto, kfkb, list, gpipe")
