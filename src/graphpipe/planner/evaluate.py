@@ -17,29 +17,88 @@ from graphpipe.planner.space import Space
 
 
 class Score(NamedTuple):
-    """``iteration_ns`` of a layout, and the schedule that takes it."""
+    """``iteration_ns`` of a layout, and the schedule that takes it.
+
+    ``exact`` is False where only the first micro-batches were scheduled and the others
+    extrapolated at the rate of the busiest device; the schedule is then of those only.
+    """
 
     iteration_ns: int
     timed: Timed
     graph: TaskGraph
+    exact: bool
 
 
-def score(space: Space, layout: Layout, rounds: int = 1) -> Score | None:
-    """Schedules a layout with so many backward-forward rounds; None if it is not legal."""
+def score(
+    space: Space, layout: Layout, *, rounds: int = 1, most_tasks: int | None = None
+) -> Score | None:
+    """Schedules a layout.
+
+    Args:
+        space: The search space.
+        layout: The layout.
+        rounds: Backward-forward rounds.
+        most_tasks: Schedule only about so many tasks where there are more.
+
+    Returns:
+        None if the layout is not legal.
+    """
     problem = space.problem(layout)
     if problem is None:
         return None
     structure = space.structure(layout.assign, layout.merged)
     assert structure is not None
     ranks = space.part_ranks(layout)
-    after = [0] * space.cluster.world_size
+    # Schedulers are faster on as many ranks as one copy has.
+    used = sorted({rank for stage in problem.stages for rank in stage.devices})
+    number = {rank: i for i, rank in enumerate(used)}
+    after = [0] * len(used)
     for part, extra in enumerate(after_ns(space, layout, structure, ranks)):
-        for rank in ranks[part]:
-            after[rank] = round(extra)
-    found = reschedule(problem, delays(space, problem), after, rounds)
+        for rank in ranks[part][: layout.replicas[part]]:
+            if rank in number:
+                after[number[rank]] = round(extra)
+    waits = delays(space, problem)
+    stages = tuple(
+        stage._replace(devices=tuple(number[rank] for rank in stage.devices))
+        for stage in problem.stages
+    )
+    samples = problem.samples
+    shorter = samples if most_tasks is None else _shorter(problem, most_tasks)
+    small = PipelineProblem(
+        tuple(stage._replace(in_flight=min(stage.in_flight, shorter)) for stage in stages)
+        if shorter < samples
+        else stages,
+        problem.edges,
+        shorter,
+        len(used),
+    )
+    found = reschedule(small, waits, after, rounds)
     if found is None:
         return None
-    return Score(found[0].finish_ns, *found)
+    timed, graph = found
+    finish = timed.finish_ns
+    if shorter < samples:
+        busy = [0] * len(used)
+        for rank, line in enumerate(timed.lines):
+            busy[rank] = sum([graph.duration[t] for t in line])
+        finish += round(max(busy) * (samples - shorter) / shorter)
+    lines: list[list[int]] = [[] for _ in range(space.cluster.world_size)]
+    for i, rank in enumerate(used):
+        lines[rank] = timed.lines[i]
+    return Score(finish, timed._replace(lines=lines), graph, shorter == samples)
+
+
+def _shorter(problem: PipelineProblem, most_tasks: int) -> int:
+    """Samples that give about ``most_tasks`` tasks, enough to fill the pipeline twice."""
+    samples = problem.samples
+    tasks = sum(2 * -(-samples // stage.micro_batch) for stage in problem.stages)
+    if tasks <= 1.25 * most_tasks:
+        return samples
+    step = max(stage.micro_batch * stage.replicas * stage.block for stage in problem.stages)
+    deepest = max(stage.in_flight for stage in problem.stages)
+    enough = max(samples * most_tasks // tasks, 2 * deepest)
+    shorter = -(-enough // step) * step
+    return shorter if shorter < 0.8 * samples else samples
 
 
 def delays(space: Space, problem: PipelineProblem) -> list[tuple[int, int]]:

@@ -51,14 +51,14 @@ class Search:
     Attributes:
         space: The search space.
         freedom: What may vary.
-        budget: The most candidates (estimates and schedules) to judge.
+        budget: How much to judge: an estimate counts 1, a schedule 1 for every 40 tasks.
         stop: Asked between candidates; True ends the search with what there is.
         progress: Told (candidates judged, best iteration in seconds) now and then.
     """
 
     space: Space
     freedom: Freedom
-    budget: int = 4000
+    budget: int = 1000
     stop: Callable[[], bool] = lambda: False
     progress: Callable[[int, float], None] | None = None
     judged: int = 0
@@ -142,14 +142,21 @@ class Search:
         known = self.found.get(layout)
         if known is not None:
             return known
-        result = score(self.space, layout)
+        result = score(self.space, layout, most_tasks=_MOST_TASKS)
         self.scheduled += 1
         if result is None:
             return None
+        self.judged += result.graph.count // _TASKS_PER_UNIT
         found = self.found[layout] = Found(layout, result, point)
         if self.best is None or found.key < self.best.key:
             self.best = found
         return found
+
+    def exact(self, found: Found) -> Found:
+        """The same layout, all of its tasks scheduled, with more effort."""
+        result = score(self.space, found.layout, rounds=3)
+        assert result is not None
+        return Found(found.layout, result, found.point)
 
     def _schedule(self, seeds: list[Seed]) -> None:
         """Schedules in the order of the estimates; stops where none can win any more."""
@@ -158,7 +165,7 @@ class Search:
                 seed.estimate.iteration_ns >= self.best.score.iteration_ns
             ):
                 break
-            if not self._go_on(8):
+            if not self._go_on():
                 return
             found = self._judge(seed.layout, seed.point)
             if found is None:
@@ -188,7 +195,7 @@ class Search:
                     continue
                 if seed.estimate.iteration_ns >= self.best.score.iteration_ns:
                     continue
-                if not self._go_on(8):
+                if not self._go_on():
                     return
                 self._judge(seed.layout, seed.point)
 
@@ -225,6 +232,8 @@ _POLISHED = 10
 _PER_POINT = 3
 _POLISH_STEPS = 40
 _REFINED = 3
+_MOST_TASKS = 3000
+_TASKS_PER_UNIT = 40
 
 
 def _next_to(sizes: list[int] | tuple[int, ...], size: int) -> list[int]:

@@ -49,7 +49,7 @@ def micro_batch_sizes(samples: int, limit: int = 4096) -> list[int]:
 
 
 class Plane(NamedTuple):
-    """A point (R, devices of a copy, placement, size) with a bound on what it can reach.
+    """A point (R, devices of a copy, placement, size) with a guess of what it can reach at best.
 
     ``even``: ``batch`` is r_s b_s of every stage; else it is b_s of every stage.
     """
@@ -97,8 +97,19 @@ def planes(space: Space, freedom: Freedom) -> list[Plane]:
                     for row in zip(*costs.values(), strict=True):
                         total += min([r * t for r, t in zip(costs, row, strict=True)])
                         top = max(top, min(row))
-                    out.append(point._replace(bound=max(total / devices, top)))
+                    # Filling and draining cost a device about half of a micro-batch's way.
+                    way = (1 - 1 / devices) * 0.5 * _way(space, batch)
+                    out.append(point._replace(bound=max(total / devices, top) + way))
     return sorted(out)
+
+
+def _way(space: Space, batch: int) -> float:
+    """Nanoseconds of one micro-batch forward and backward along the longest path."""
+    forward, backward = space.units.times(space.kinds[0], batch)
+    ends: list[float] = []
+    for u, sources in enumerate(space.units.predecessors):
+        ends.append(max([ends[s] for s in sources], default=0.0) + forward[u] + backward[u])
+    return max(ends)
 
 
 def part_costs(space: Space, point: Plane, replicas: Iterable[int]) -> dict[int, list[float]]:

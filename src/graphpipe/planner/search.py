@@ -1,0 +1,297 @@
+"""``plan``: a graph, its costs and a cluster in, the best plan found out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from graphpipe.cost.cluster import Cluster
+from graphpipe.cost.table import CostTable
+from graphpipe.errors import CostError, PlanError
+from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.plan.plan import Plan
+from graphpipe.planner.constraints import Constraints, Resolved, resolve
+from graphpipe.planner.explore import Found, Search
+from graphpipe.planner.infeasible import check_sizes, no_plan
+from graphpipe.planner.realise import realise
+from graphpipe.planner.seeds import Freedom
+from graphpipe.planner.space import Space
+from graphpipe.planner.unit_graph import UnitGraph, build_units
+from graphpipe.planner.whole import whole_batch_ops
+
+DEFAULT_BUDGET = 1000
+"""Candidates that a search judges unless told otherwise."""
+
+_MOST_COPIES = 20
+
+Progress = Callable[[int, float], None]
+
+
+def plan(
+    graph: ModelGraph,
+    costs: CostTable,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    memory_limit: float | None = None,
+    micro_batches: Sequence[int] | None = None,
+    copies: int | Sequence[int] | None = None,
+    replicas: Sequence[int] | bool = True,
+    recompute: bool | Literal["auto"] = "auto",
+    coupled: Literal["mini_batch", "micro_batch"] = "mini_batch",
+    constraints: Constraints | None = None,
+    stages: int | None = None,
+    families: Sequence[str] = ("graph", "chain"),
+    budget: int = DEFAULT_BUDGET,
+    time_limit: float | None = None,
+    progress: Progress | None = None,
+    parts: int = 128,
+) -> Plan:
+    """Searches for the plan with the shortest simulated iteration.
+
+    The same input gives the same plan, unless ``time_limit`` cuts the search short; the plan
+    then says so in its notes.
+
+    Args:
+        graph: The model and its loss.
+        costs: Its costs, for every kind of device in the cluster.
+        cluster: The devices. Not all need to be used; idle ones are named in the plan.
+        batch_size: B, samples of a mini-batch.
+        memory_limit: Bytes of each device that a plan may use, if less than it has.
+        micro_batches: r_s b_s to try, samples; by default sizes that divide the mini-batch.
+        copies: Values of R to try; by default all that make sense.
+        replicas: Sizes of replicated stages to try; False for none.
+        recompute: ``auto``: where memory asks for it; True: in every stage; False: nowhere.
+        coupled: What to do with a loss that mixes the samples of a mini-batch: run it on the
+            whole ``mini_batch`` (exact), or let it follow the ``micro_batch``.
+        constraints: Further demands.
+        stages: Exactly so many parts, one device each (with ``replicas=False``).
+        families: ``graph``, ``chain`` and ``sequential``, see
+            :class:`~graphpipe.planner.seeds.Freedom`.
+        budget: The most candidates to judge.
+        time_limit: Seconds after which the best so far is returned.
+        progress: Called now and then with (candidates judged, seconds of the best iteration).
+        parts: Grain of the units that are moved: none has more than 1/parts of the work.
+
+    Raises:
+        InfeasibleError: where no plan fits, naming what is too large and what would help.
+        PlanError: for options that contradict each other or the input.
+        CostError: if the costs belong to another graph or lack a kind of device.
+    """
+    space = make_space(
+        graph,
+        costs,
+        cluster,
+        batch_size=batch_size,
+        memory_limit=memory_limit,
+        coupled=coupled,
+        constraints=constraints,
+        parts=parts,
+    )
+    freedom = _freedom(
+        space, micro_batches, copies, replicas, recompute, families, stages, cluster.world_size
+    )
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    search = Search(
+        space,
+        freedom,
+        budget=budget,
+        stop=(lambda: False) if deadline is None else (lambda: time.monotonic() > deadline),
+        progress=progress,
+    )
+    if search.run() is None:
+        raise no_plan(space, search.best_lacking, recompute)
+    notes = []
+    if search.stopped:
+        notes.append(
+            f"The search was stopped at its time limit of {time_limit:g} s, after "
+            f"{search.judged} candidates."
+        )
+    return realise(space, finalists(search), notes=notes)
+
+
+def finalists(search: Search, count: int = 3) -> list[Found]:
+    """The best schedules of different stages, the best first."""
+    out: list[Found] = []
+    seen: set[tuple[tuple[int, ...], int, bool]] = set()
+    for found in sorted(search.found.values(), key=lambda f: f.key):
+        layout = found.layout
+        key = (layout.assign, layout.micro_batch, layout.merged)
+        if key not in seen:
+            seen.add(key)
+            out.append(search.exact(found))
+        if len(out) == count:
+            break
+    return out
+
+
+def make_space(
+    graph: ModelGraph,
+    costs: CostTable,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    memory_limit: float | None = None,
+    coupled: Literal["mini_batch", "micro_batch"] = "mini_batch",
+    constraints: Constraints | None = None,
+    parts: int = 128,
+) -> Space:
+    """Checks the input and coarsens the graph; see :func:`plan` for the arguments."""
+    if batch_size < 1:
+        raise PlanError("A mini-batch has at least one sample", where="batch_size", got=batch_size)
+    if memory_limit is not None and memory_limit <= 0:
+        raise PlanError("The memory limit is not positive", where="memory_limit", got=memory_limit)
+    if costs.fingerprint != graph.fingerprint:
+        raise CostError(
+            "The costs belong to another graph",
+            where=f"graph {graph.name!r}",
+            expected=graph.fingerprint,
+            got=costs.fingerprint,
+            fix="Estimate or profile this graph again",
+        )
+    for kind in cluster.kinds:
+        costs.device_costs(kind)
+    demands = constraints if constraints is not None else Constraints()
+    resolved = resolve(graph, demands, cluster.world_size)
+    sizes = dict(resolved.micro_batch)
+    if coupled == "mini_batch":
+        for i, whole in enumerate(whole_batch_ops(graph)):
+            if whole:
+                sizes[i] = batch_size
+    units = _units(graph, costs, cluster, batch_size, resolved, sizes, parts)
+    memory = tuple(
+        float(device.memory_bytes)
+        if memory_limit is None
+        else min(float(device.memory_bytes), memory_limit)
+        for device in cluster.devices
+    )
+    fixed = [0] * len(units)
+    pin: dict[int, int] = {}
+    for op, u in units.unit_of_op.items():
+        if op in sizes:
+            fixed[u] = sizes[op]
+        if op in resolved.pin:
+            pin[u] = resolved.pin[op]
+    space = Space(units, cluster, batch_size, memory, tuple(fixed), pin)
+    check_sizes(space)
+    return space
+
+
+def _units(
+    graph: ModelGraph,
+    costs: CostTable,
+    cluster: Cluster,
+    batch_size: int,
+    resolved: Resolved,
+    sizes: dict[int, int],
+    parts: int,
+) -> UnitGraph:
+    """Units whose ops agree on device and size; ops without a demand are a class of their own."""
+    labels: dict[tuple[int | None, int], int] = {}
+    apart: dict[int, int] = {}
+    if sizes or resolved.pin:
+        for i in range(len(graph.ops)):
+            key = (resolved.pin.get(i), sizes.get(i, 0))
+            apart[i] = labels.setdefault(key, len(labels))
+    typical = max(1, batch_size // (4 * cluster.world_size))
+    return build_units(
+        graph,
+        costs,
+        cluster.kinds,
+        micro_batch=min(typical, max(costs.micro_batches)),
+        parts=parts,
+        together=resolved.together,
+        apart=apart,
+    )
+
+
+def _freedom(
+    space: Space,
+    micro_batches: Sequence[int] | None,
+    copies: int | Sequence[int] | None,
+    replicas: Sequence[int] | bool,
+    recompute: bool | Literal["auto"],
+    families: Sequence[str],
+    stages: int | None,
+    world: int,
+) -> Freedom:
+    if recompute not in (True, False, "auto"):
+        raise PlanError("Unknown choice", where="recompute", expected="True, False or 'auto'",
+                        got=repr(recompute))  # fmt: skip
+    unknown = set(families) - {"graph", "chain", "sequential"}
+    if unknown or not families:
+        raise PlanError(
+            "Unknown family of plans",
+            where="families",
+            expected="graph, chain or sequential",
+            got=", ".join(sorted(unknown)) or "none",
+        )
+    if micro_batches is not None:
+        wrong = [size for size in micro_batches if not 1 <= size <= space.batch_size]
+        if wrong or not micro_batches:
+            raise PlanError(
+                "A micro-batch size is out of range",
+                where="micro_batches",
+                expected=f"sizes from 1 to the mini-batch's {space.batch_size} samples",
+                got=wrong or "none",
+            )
+    values = _copies(space, copies, world)
+    if replicas is True:
+        sizes: tuple[int, ...] = tuple(r for r in (1, 2, 3, 4, 6, 8) if r <= world)
+    elif replicas is False:
+        sizes = (1,)
+    else:
+        sizes = tuple(sorted({int(r) for r in replicas}))
+        if not sizes or sizes[0] < 1 or sizes[-1] > world:
+            raise PlanError(
+                "A number of replicas is out of range",
+                where="replicas",
+                expected=f"numbers from 1 to the {world} devices",
+                got=list(replicas),
+            )
+    if stages is not None and not 1 <= stages <= world * 64:
+        raise PlanError("The number of stages is out of range", where="stages", got=stages)
+    return Freedom(
+        copies=values,
+        micro_batches=None if micro_batches is None else tuple(sorted({*micro_batches})),
+        replicas=sizes,
+        recompute=recompute,
+        families=tuple(families),
+        parts=stages,
+    )
+
+
+def _copies(space: Space, copies: int | Sequence[int] | None, world: int) -> tuple[int, ...]:
+    """Values of R: those given, else all that leave different numbers of devices to a copy."""
+    most = min(world, space.batch_size)
+    single = space.any_whole or bool(space.pin)
+    if copies is None:
+        if single:
+            return (1,)
+        values = [r for r in range(1, most + 1) if r == world // (world // r)]
+        if len(values) > _MOST_COPIES:
+            # On large clusters those that leave nothing idle, powers of two first.
+            exact = [r for r in values if world % r == 0] or values
+            values = sorted(exact, key=lambda r: (r & (r - 1) > 0, r))[:_MOST_COPIES]
+        return tuple(sorted(values))
+    given = (copies,) if isinstance(copies, int) else tuple(copies)
+    wrong = [r for r in given if not 1 <= r <= most]
+    if wrong or not given:
+        raise PlanError(
+            "A number of copies is out of range",
+            where="copies",
+            expected=f"numbers from 1 to {most} (devices and samples)",
+            got=wrong or "none",
+        )
+    if single and set(given) != {1}:
+        raise PlanError(
+            "A loss over the whole mini-batch, or a pinned module, allows one copy only",
+            where="copies",
+            expected=1,
+            got=list(given),
+            fix="Let the loss follow the micro-batch with coupled='micro_batch'"
+            if space.any_whole
+            else "Take the pins away",
+        )
+    return tuple(sorted({*given}))
