@@ -7,8 +7,10 @@ import operator
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from graphpipe.errors import RuntimeSetupError
+from graphpipe.graph.program import OutputStructure, Program
 from graphpipe.runtime.randomness import begin_task
 from graphpipe.runtime.stage_module import build_stage_module, state_names
 
@@ -20,7 +22,7 @@ class _Model(nn.Module):
         self.second = nn.Linear(4, 2)
 
 
-def _program(model: _Model) -> fx.GraphModule:
+def _program(model: _Model) -> Program:
     """``second(dropout(first(x)) * mask) + arange(b)`` as capture writes programs."""
     graph = fx.Graph()
     size = graph.placeholder("micro_batch_size")
@@ -48,10 +50,13 @@ def _program(model: _Model) -> fx.GraphModule:
     out = graph.call_function(aten.add.Tensor, (two, column))
     out.name = "out"
     graph.output((out,))
-    return fx.GraphModule(model, graph)
+    module = fx.GraphModule(model, graph)
+    state = dict(model.named_parameters())
+    spec = pytree.tree_structure(((0,), {}, None))
+    return Program(module, spec, OutputStructure(spec, ()), {}, state)
 
 
-def _stage(program: fx.GraphModule, model: _Model, **kwargs: object) -> fx.GraphModule:
+def _stage(program: Program, model: _Model, **kwargs: object) -> fx.GraphModule:
     state = dict(model.named_parameters())
     options = {"prep": ["rows", "column"], "state": state, **kwargs}
     return build_stage_module(program, **options)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -97,13 +98,13 @@ class Watchdog:
     def __init__(self, timeout: float, board: FailureBoard) -> None:
         self._timeout = timeout
         self._board = board
-        self._work: tuple[float, str] | None = None
+        self._work: tuple[float, Callable[[], str]] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="graphpipe-watchdog", daemon=True)
         self._thread.start()
 
-    def begin(self, what: str) -> None:
-        """``what`` starts now, for example ``rank 1, task F0.2``."""
+    def begin(self, what: Callable[[], str]) -> None:
+        """Something starts now; ``what`` says what if that is ever asked."""
         self._work = (time.monotonic(), what)
 
     def end(self) -> None:
@@ -119,7 +120,7 @@ class Watchdog:
         while not self._stop.wait(min(1.0, self._timeout / 4)):
             work = self._work
             if work is not None and time.monotonic() - work[0] > self._timeout:
-                message = f"{work[1]} did not end within {self._timeout:g} s"
+                message = f"{work[1]()} did not end within {self._timeout:g} s"
                 self._board.report(message)
                 print(f"error: {message}. The process ends.", file=sys.stderr, flush=True)
                 os._exit(STALLED_EXIT_CODE)

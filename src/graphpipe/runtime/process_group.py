@@ -8,6 +8,7 @@ a short message or another dtype in silence and aborts the process on one that i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -50,6 +51,27 @@ class _Work:
         return True
 
 
+def ensure_process_group(device: torch.device, timeout: float) -> int:
+    """Joins the process group that the launcher prepared; returns the world size.
+
+    Raises:
+        RuntimeSetupError: if the process was not started by a launcher.
+    """
+    if not dist.is_initialized():
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            raise RuntimeSetupError(
+                "This process does not know its rank",
+                expected="RANK and WORLD_SIZE, as torchrun sets them",
+                fix="Start with torchrun or graphpipe.launch, or pass transport='in_process' to "
+                "run every rank in this process",
+            )
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if backend == "nccl" and not dist.is_nccl_available():
+            raise RuntimeSetupError("This build of torch has no NCCL", where=str(device))
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    return dist.get_world_size()
+
+
 class ProcessGroupTransport:
     """Messages and collectives of this process over an initialised default process group.
 
@@ -66,15 +88,9 @@ class ProcessGroupTransport:
     def __init__(
         self, groups: Iterable[tuple[Lane, tuple[int, ...]]] = (), timeout: float = 1800.0
     ) -> None:
-        if not dist.is_initialized():
-            raise RuntimeSetupError(
-                "torch.distributed is not initialised",
-                expected="a process group, as torchrun and init_process_group give",
-                fix="Start with torchrun, or with graphpipe.launch, or use transport='in_process'",
-            )
         self.world_size = dist.get_world_size()
         self.rank = dist.get_rank()
-        self.ranks = (self.rank,)
+        self.ranks: tuple[int, ...] = (self.rank,)
         world = dist.group.WORLD
         assert world is not None
         self._world = world

@@ -8,19 +8,22 @@ are computed again inside, so that only real activations cross a stage boundary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from graphpipe.errors import RuntimeSetupError
+from graphpipe.graph.devices import place_node_on
 from graphpipe.graph.model_graph import BATCH_SIZE_INPUT
+from graphpipe.graph.program import Program
 from graphpipe.runtime.randomness import op_key, seed_op
 
 
 def build_stage_module(
-    program: fx.GraphModule,
+    program: Program,
     *,
     ops: Iterable[str],
     prep: Iterable[str],
@@ -34,8 +37,7 @@ def build_stage_module(
     """One stage's module.
 
     Args:
-        program: ``Program.module``: the whole model and loss; its first placeholder is the
-            micro-batch size.
+        program: The whole model and loss.
         ops: Names of the stage's ops.
         prep: Names of the prep ops that the stage computes again for itself.
         inputs: Names of the graph inputs and of other stages' ops whose values are given, in
@@ -56,17 +58,35 @@ def build_stage_module(
     copies: dict[str, fx.Node] = {BATCH_SIZE_INPUT: graph.placeholder(BATCH_SIZE_INPUT)}
     for item in inputs:
         copies[item] = graph.placeholder(item)
-    wanted = set(ops)
-    known = {node.name: node for node in program.graph.nodes}
-    missing = sorted((wanted | set(prep)) - set(known))
+    wanted, free = set(ops), set(prep)
+    known = {node.name: node for node in program.module.graph.nodes}
+    missing = sorted((wanted | free) - set(known))
     if missing:
         raise RuntimeSetupError(
             f"The stage names ops that the captured model does not have: {', '.join(missing[:5])}",
             where=name,
             fix="Plan again with the graph of this model",
         )
-    free = set(prep)
     target = torch.device(device)
+    root: dict[str, Any] = {}
+    canonical = {id(tensor): key for key, tensor in program.state.items()}
+
+    def value_of(key: str) -> torch.Tensor:
+        if key not in state:
+            raise RuntimeSetupError(f"No value is known for {key!r}", where=name)
+        return state[key]
+
+    def adopt(path: str) -> None:
+        """Puts what a node names by ``path`` under the stage's root."""
+        if path in root:
+            return
+        module = _submodule(program, path)
+        if module is None:
+            root[path] = value_of(path)
+            return
+        # The module itself, with this rank's tensors in the place of the model's.
+        swaps = {id(t): value_of(canonical[id(t)]) for t in _tensors(module)}
+        root[path] = copy.deepcopy(module, swaps)
 
     def convert(node: fx.Node) -> fx.Node:
         made = copies.get(node.name)
@@ -77,41 +97,61 @@ def build_stage_module(
             raise RuntimeSetupError(
                 f"The stage reads {node.name!r}, which no stage sends to it", where=name
             )
-        if node.op == "get_attr" and node.target not in state:
-            raise RuntimeSetupError(f"No value is known for {node.target!r}", where=name)
+        if node.op in ("get_attr", "call_module"):
+            adopt(str(node.target))
         for source in node.all_input_nodes:
             convert(source)
         if node.name in keys:
             graph.call_function(seed_op, (op_key(keys[node.name]),))
         made = graph.node_copy(node, lambda source: copies[source.name])
-        _place(made, target)
+        place_node_on(made, target)
         copies[node.name] = made
         return made
 
     # The program's own order keeps mutations and random ops where the model had them.
-    for node in program.graph.nodes:
+    for node in program.module.graph.nodes:
         if node.name in wanted:
             convert(node)
     results = tuple(copies[item] if item in copies else convert(known[item]) for item in outputs)
     graph.output(results)
-    names = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
-    module = fx.GraphModule({key: state[key] for key in sorted(names)}, graph, class_name=name)
+    module = fx.GraphModule(dict(sorted(root.items())), graph, class_name=name)
     module.graph.lint()
     return module
 
 
-def state_names(
-    program: fx.GraphModule, ops: Iterable[str], prep: Iterable[str]
-) -> tuple[str, ...]:
+def state_names(program: Program, ops: Iterable[str], prep: Iterable[str]) -> tuple[str, ...]:
     """Names of the parameters, buffers and constants that these ops read, in program order."""
     wanted = set(ops) | set(prep)
+    canonical = {id(tensor): key for key, tensor in program.state.items()}
     found: dict[str, None] = {}
-    for node in program.graph.nodes:
+
+    def read(path: str) -> None:
+        module = _submodule(program, path)
+        if module is None:
+            found[path] = None
+        else:
+            found.update(dict.fromkeys(canonical[id(tensor)] for tensor in _tensors(module)))
+
+    for node in program.module.graph.nodes:
         if node.name in wanted:
+            if node.op == "call_module":
+                read(str(node.target))
             for source in node.all_input_nodes:
                 if source.op == "get_attr":
-                    found[str(source.target)] = None
+                    read(str(source.target))
     return tuple(found)
+
+
+def _submodule(program: Program, path: str) -> nn.Module | None:
+    """The module of that path; None where the path names a tensor."""
+    try:
+        return program.module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def _is_integer(node: fx.Node) -> bool:
@@ -126,12 +166,26 @@ def _is_integer(node: fx.Node) -> bool:
     )
 
 
-def _place(node: fx.Node, device: torch.device) -> None:
-    """Puts what a creation op makes on the stage's device (a meta capture bakes in ``meta``)."""
+def sparse_parameters(program: Program) -> set[str]:
+    """Names of the parameters whose gradient is sparse: read by sparse embeddings only."""
+    sparse: set[str] = set()
+    dense: set[str] = set()
+    for node in program.module.graph.nodes:
+        for source in node.all_input_nodes:
+            if source.op == "get_attr":
+                found = node.args[0] is source and _is_sparse_embedding(node)
+                (sparse if found else dense).add(str(source.target))
+    return sparse - dense
 
-    def swap(value: Any) -> Any:
-        return device if isinstance(value, torch.device) else value
 
-    if node.op == "call_function":
-        node.args = fx.node.map_aggregate(node.args, swap)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, swap)
+def _is_sparse_embedding(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target._schema.name not in ("aten::embedding", "aten::embedding_bag"):
+        return False
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "sparse":
+            given = node.args[position] if position < len(node.args) else None
+            return bool(node.kwargs.get("sparse", given))
+    return False

@@ -264,6 +264,9 @@ def run_together(
                     f"The schedule deadlocks: ranks {alive} wait for one another",
                     fix="Check the plan with graphpipe.plan.validate",
                 )
+    except BaseException:
+        transport.close()  # what was under way must not meet the next run
+        raise
     finally:
         for program in programs:
             program.close()

@@ -1,0 +1,413 @@
+"""``Pipeline``: runs a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from graphpipe.errors import RuntimeSetupError, StageFailedError
+from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.plan.plan import Plan
+from graphpipe.runtime.failures import FailureBoard, PeerLostError, Watchdog
+from graphpipe.runtime.gather import gather_outputs, gather_records, gather_state
+from graphpipe.runtime.optimize import LossScale, OptimizerFactory
+from graphpipe.runtime.process_group import ProcessGroupTransport, ensure_process_group
+from graphpipe.runtime.state import FileState, ModelState, SeededState, StateSource
+from graphpipe.runtime.trace import measured_timeline
+from graphpipe.runtime.transport import InProcess, Transport, run_together
+from graphpipe.runtime.variant import Variant
+from graphpipe.runtime.variants import VariantCache
+from graphpipe.runtime.worker import Outcome, Worker, WorkerOptions, collective_groups, holders
+from graphpipe.simulate.timeline import Timeline
+
+T = TypeVar("T")
+
+
+class Pipeline:
+    """A model that is trained as a graph of pipeline stages.
+
+    Every process of a run makes one, with the same arguments, and calls the same methods in
+    the same order. The model that it is given is not changed: each rank takes copies of the
+    parameters of its own stages.
+
+    Args:
+        model: The module that was captured; on the meta device if its values come from
+            ``state`` or are drawn.
+        plan: The plan. Its world size must be that of the run.
+        loss_fn: As it was given to ``capture``.
+        optimizer: Makes the optimizer from this rank's (name, parameter) pairs; None: no
+            training.
+        graph: The graph that was planned, as ``capture`` returned it. By default the model is
+            captured again from the input signature in the plan.
+        transport: ``"process_group"``: this process is one rank (torchrun);
+            ``"in_process"``: this process runs all ranks, one after the other; or a transport.
+        state: A safetensors file, or a directory of them, with initial values by name.
+        init: ``"model"``: the model's own values; ``"seeded"``: for a meta model, values drawn
+            by its modules' ``reset_parameters`` from ``seed`` and their names.
+        device: Where this process computes; by default the CPU.
+        seed: Seed of dropout and other random ops, and of ``init="seeded"``.
+        timeout: Seconds after which a transfer or a task without progress is a failure.
+        clip_norm: Largest norm of the whole model's gradient.
+        clip_norm_type: p of that norm.
+        autocast: Run forwards under ``torch.autocast`` with this dtype.
+        loss_scale: Dynamic loss scaling (for fp16).
+        compile: Run stages through ``torch.compile`` (stages with random ops stay as they are).
+        overlap: Reduce gradients while backwards still run.
+        variants: ``"refuse"``: inputs of another shape or structure than captured are an
+            error; ``"capture"``: they get a variant of the graph on the same partition.
+        capture_options: Options of ``capture`` for the captures made here.
+
+    Raises:
+        RuntimeSetupError: if world size, model, graph and plan do not fit together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        loss_fn: Callable[..., Any] | None = None,
+        optimizer: OptimizerFactory | None = None,
+        *,
+        graph: ModelGraph | None = None,
+        transport: Transport | Literal["process_group", "in_process"] = "process_group",
+        state: str | None = None,
+        init: Literal["model", "seeded"] = "model",
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        timeout: float = 1800.0,
+        clip_norm: float | None = None,
+        clip_norm_type: float = 2.0,
+        autocast: torch.dtype | None = None,
+        loss_scale: LossScale | bool | None = None,
+        compile: bool = False,
+        overlap: bool = True,
+        variants: Literal["refuse", "capture"] = "refuse",
+        capture_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.device = torch.device(device or "cpu")
+        self._variants = VariantCache(
+            model,
+            plan,
+            loss_fn,
+            graph,
+            capture_options or {},
+            capture_new=variants == "capture",
+            autocast=None if autocast is None else (self.device.type, autocast),
+        )
+        first = self._variants.first
+        self.graph = first.graph
+        self.transport = self._connect(transport, first, timeout)
+        self._board = FailureBoard.connect() if len(self.transport.ranks) == 1 else None
+        self._watchdog = Watchdog(timeout, self._board) if self._board is not None else None
+        scale = LossScale() if loss_scale is True else (loss_scale or None)
+        options = WorkerOptions(
+            seed=seed,
+            clip_norm=clip_norm,
+            clip_norm_type=clip_norm_type,
+            autocast=None if autocast is None else _autocast(self.device, autocast),
+            overlap=overlap,
+            compile=_compile if compile else None,
+            watchdog=self._watchdog,
+        )
+        source = _source(model, first, state, init, seed)
+        self._holders = holders(first)
+        self.workers: tuple[Worker, ...] = tuple(
+            Worker(
+                rank, first, source, self.device, self.transport, optimizer, options,
+                None if scale is None else scale.copy(),
+            )
+            for rank in self.transport.ranks
+        )  # fmt: skip
+        self.iterations = 0
+        """Mini-batches run so far; it is part of the seed of random ops."""
+        self.last_gradient_norm: float | None = None
+        """Norm of the whole gradient before clipping, of the last step that clipped."""
+        self.last_step_skipped = False
+        """Whether the last step was skipped because a gradient overflowed."""
+        self._accumulated = False
+
+    def _connect(
+        self,
+        transport: Transport | Literal["process_group", "in_process"],
+        first: Variant,
+        timeout: float,
+    ) -> Transport:
+        if transport == "in_process":
+            return InProcess(self.plan.world_size)
+        if not isinstance(transport, str):
+            found: Transport = transport
+            self._check_world(found.world_size)
+            return found
+        self._check_world(ensure_process_group(self.device, timeout))
+        return ProcessGroupTransport(collective_groups(first), timeout)
+
+    def _check_world(self, world_size: int) -> None:
+        if world_size != self.plan.world_size:
+            raise RuntimeSetupError(
+                "The number of processes is not that of the plan",
+                where="world size",
+                expected=f"{self.plan.world_size} processes, one for each device of the plan",
+                got=world_size,
+                fix=f"Start with torchrun --nproc-per-node={self.plan.world_size}, or plan for "
+                f"{world_size} devices",
+            )
+
+    # --- training -----------------------------------------------------------------------
+
+    def step(
+        self,
+        args: Sequence[Any] | torch.Tensor = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        targets: Any = None,
+    ) -> torch.Tensor:
+        """Trains on one mini-batch.
+
+        Args:
+            args: Positional inputs of the model (or the only one): the whole mini-batch, on
+                every rank.
+            kwargs: Keyword inputs of the model.
+            targets: Second argument of the loss function.
+
+        Returns:
+            The mini-batch's loss, the same on every rank.
+
+        Raises:
+            InputError: if the inputs are not those of the capture; nothing has been sent then.
+            StageFailedError: if a task failed.
+        """
+        loss, _ = self._train(args, kwargs, targets, 1.0, update=True)
+        return loss
+
+    def accumulate(
+        self,
+        args: Sequence[Any] | torch.Tensor = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        targets: Any = None,
+        factor: float = 1.0,
+    ) -> torch.Tensor:
+        """Adds ``factor`` times the gradient of one mini-batch; :meth:`update` uses the sum.
+
+        Returns:
+            The mini-batch's loss (without ``factor``), the same on every rank.
+        """
+        loss, _ = self._train(args, kwargs, targets, factor, update=False)
+        return loss
+
+    def update(self) -> None:
+        """Steps the optimizer with the gradients that :meth:`accumulate` added up."""
+        self._drive([self._update_program(worker) for worker in self.workers])
+        self._accumulated = False
+
+    def trace_step(
+        self,
+        args: Sequence[Any] | torch.Tensor = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        targets: Any = None,
+    ) -> tuple[torch.Tensor, Timeline]:
+        """:meth:`step`, and when every task of every rank ran."""
+        loss, records = self._train(args, kwargs, targets, 1.0, update=True, trace=True)
+        return loss, measured_timeline(self.plan, records)
+
+    def _train(
+        self,
+        args: Sequence[Any] | torch.Tensor,
+        kwargs: Mapping[str, Any] | None,
+        targets: Any,
+        factor: float,
+        *,
+        update: bool,
+        trace: bool = False,
+    ) -> tuple[torch.Tensor, Any]:
+        variant, leaves, batch_size = self._variants.bind("train", args, kwargs, targets)
+        variant.check_batch(batch_size)
+        fresh = not self._accumulated
+        programs = [
+            self._train_program(worker, variant, leaves, batch_size, factor, fresh, update, trace)
+            for worker in self.workers
+        ]
+        results = self._drive(programs)
+        self.iterations += 1
+        self._accumulated = not update
+        terms, records = results[0]
+        return self._loss(variant, terms), records
+
+    def _train_program(
+        self,
+        worker: Worker,
+        variant: Variant,
+        leaves: Sequence[Any],
+        batch_size: int,
+        factor: float,
+        fresh: bool,
+        update: bool,
+        trace: bool,
+    ) -> Generator[None, None, tuple[torch.Tensor, Any]]:
+        if fresh:
+            worker.zero_gradients()
+        # Gradients that were accumulated before are complete only with this mini-batch, so the
+        # reductions may start as soon as its last backwards end.
+        outcome: Outcome = yield from worker.run(
+            variant, leaves, batch_size, self.iterations,
+            factor=factor, reduce=update, trace=trace,
+        )  # fmt: skip
+        if update:
+            yield from self._update_program(worker, begun=True)
+        records = None
+        if trace:
+            records = yield from gather_records(
+                worker.rank,
+                self.transport,
+                outcome.records,
+                outcome.start_ns,
+                time.monotonic_ns(),
+            )
+        return outcome.terms, records
+
+    def _update_program(self, worker: Worker, begun: bool = False) -> Generator[None, None, None]:
+        yield from worker.reduce_gradients(begun=begun)
+        norm, stepped = yield from worker.update()
+        self.last_gradient_norm = norm
+        self.last_step_skipped = not stepped
+
+    def _loss(self, variant: Variant, terms: torch.Tensor) -> torch.Tensor:
+        return terms.sum().to(variant.loss_dtype)
+
+    # --- evaluation ---------------------------------------------------------------------
+
+    def eval_step(
+        self,
+        args: Sequence[Any] | torch.Tensor = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        targets: Any = None,
+    ) -> torch.Tensor:
+        """The loss of one mini-batch in evaluation mode, the same on every rank."""
+        variant, leaves, batch_size = self._variants.bind("loss", args, kwargs, targets)
+        variant.check_batch(batch_size)
+        outcomes = self._drive(
+            [worker.run(variant, leaves, batch_size, self.iterations) for worker in self.workers]
+        )
+        return self._loss(variant, outcomes[0].terms)
+
+    def predict(
+        self, args: Sequence[Any] | torch.Tensor = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The model's output in evaluation mode, on the CPU of every rank, in sample order."""
+        variant, leaves, batch_size = self._variants.bind("predict", args, kwargs, None)
+
+        def program(worker: Worker) -> Generator[None, None, list[torch.Tensor]]:
+            outcome = yield from worker.run(variant, leaves, batch_size, self.iterations)
+            values = yield from gather_outputs(
+                worker.rank, self.transport, variant, leaves, outcome.results, batch_size
+            )
+            return values
+
+        values = self._drive([program(worker) for worker in self.workers])[0]
+        return variant.program.output.restore(values, samples=batch_size)
+
+    # --- state --------------------------------------------------------------------------
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """This process's trainable parameters under the model's own names. Where it runs
+        several ranks, a parameter that several of them hold comes once."""
+        found: dict[str, nn.Parameter] = {}
+        for worker in self.workers:
+            for name, parameter in worker.parameters.items():
+                found.setdefault(name, parameter)
+        return list(found.items())
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers of this process's ranks."""
+        return tuple(w.optimizer for w in self.workers if w.optimizer is not None)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """This rank's optimizer, for learning rate schedulers.
+
+        Raises:
+            RuntimeSetupError: if this process runs several ranks, or none was given.
+        """
+        if len(self.optimizers) != 1:
+            raise RuntimeSetupError(
+                "This process does not have one optimizer",
+                expected="one rank and an optimizer factory",
+                got=f"{len(self.optimizers)} optimizers",
+                fix="Use pipe.optimizers, and one scheduler for each of them",
+            )
+        return self.optimizers[0]
+
+    def state_dict(self, to: int | None = None) -> dict[str, torch.Tensor]:
+        """All parameters and persistent buffers by the model's names, gathered on the CPU.
+
+        ``model.load_state_dict`` takes them. Every rank must call it.
+
+        Args:
+            to: The only rank that gets them; others get an empty dictionary. None: all ranks.
+        """
+        programs = [
+            gather_state(worker.rank, self.transport, self.graph, self._holders, worker.state, to)
+            for worker in self.workers
+        ]
+        results = self._drive(programs)
+        return max(results, key=len)
+
+    def close(self) -> None:
+        """Stops the watchdog and lets the transport go."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+        self.transport.close()
+
+    # --- running ------------------------------------------------------------------------
+
+    def _drive(self, programs: Sequence[Generator[None, None, T]]) -> list[T]:
+        """Runs the programs of this process's ranks to their ends; returns their results."""
+        if isinstance(self.transport, InProcess):
+            results: list[Any] = run_together(self.transport, programs)
+            return results
+        assert len(programs) == 1
+        try:
+            while True:
+                next(programs[0])
+        except StopIteration as stop:
+            return [stop.value]
+        except PeerLostError as error:
+            assert self._board is not None
+            raise self._board.explain(error, self.transport.ranks[0]) from error
+        except StageFailedError as error:
+            if self._board is not None:
+                self._board.report(str(error))
+            raise
+
+
+def _autocast(
+    device: torch.device, dtype: torch.dtype
+) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: torch.autocast(device.type, dtype=dtype)
+
+
+def _compile(module: nn.Module) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(module, dynamic=False)
+    return compiled
+
+
+def _source(
+    model: nn.Module, first: Variant, state: str | None, init: str, seed: int
+) -> StateSource:
+    """Where the ranks' initial values come from."""
+    values = first.program.state
+    source: StateSource = ModelState(values)
+    if init == "seeded":
+        source = SeededState(model, seed, values)
+    if state is not None:
+        source = FileState(state, source)
+    return source

@@ -1,0 +1,100 @@
+"""Every shape of plan trains as a single process does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.runtime.equality import check
+from tests.runtime.manual import Part
+
+CASES: dict[str, tuple[str, list[Part], dict[str, object]]] = {
+    "chain": ("chain", [Part("a", 2), Part("b", 2), Part("c", 2), Part("d loss_fn", 2)], {}),
+    "diamond": ("diamond", [Part("stem", 2), Part("a", 2), Part("b", 2), Part("cat", 2)], {}),
+    "branches of unequal depth": (
+        "unequal",
+        [
+            Part("p", 3), Part("q", 3), Part("r1", 3), Part("r2", 3), Part("r3", 3),
+            Part("cat join", 3),
+        ],
+        {},
+    ),
+    "skip over stages": ("skip", [Part("a", 3), Part("b", 3), Part("c", 3), Part("add d", 3)], {}),
+    "tied embedding and head": (
+        "tied", [Part("embedding", 2), Part("middle", 2), Part("head", 2)], {}
+    ),
+    "frozen branch": ("frozen", [Part("frozen", 2), Part("trained", 2), Part("cat head", 2)], {}),
+    "several losses": (
+        "several", [Part("body", 3), Part("middle", 3), Part("first", 3), Part("second", 3)], {}
+    ),
+    "replicas 1, 2, 3": (
+        "chain",
+        [Part("a", 6), Part("b", 3, replicas=2), Part("c", 2, replicas=3), Part("d", 6)],
+        {},
+    ),
+    "uneven replicas": (
+        "chain", [Part("a", 1, replicas=3), Part("b", 4, replicas=2), Part("c d", 5)], {}
+    ),
+    "one device, two stages": (
+        "diamond",
+        [Part("stem", 2, (0,)), Part("a", 2, (1,)), Part("b", 2, (2,)), Part("cat", 2, (0,))],
+        {},
+    ),
+    "all stages on one device": (
+        "diamond",
+        [Part("stem", 2, (0,)), Part("a", 3, (0,)), Part("b", 1, (0,)), Part("cat", 4, (0,))],
+        {},
+    ),
+    "one micro-batch": ("chain", [Part("a", 12), Part("b", 12), Part("c d", 12)], {}),
+    "fewer micro-batches than stages": (
+        "chain", [Part("a", 6), Part("b", 6), Part("c", 6), Part("d", 6)], {}
+    ),
+    "micro-batches of many sizes": (
+        "diamond", [Part("stem", 1), Part("a", 4), Part("b", 2), Part("cat", 12)], {}
+    ),
+    "8 to 2 to 8 with a skip": (
+        "skip", [Part("a", 8), Part("b", 2), Part("c", 8), Part("add d", 8)], {}
+    ),
+    "sizes that do not divide": (
+        "unequal",
+        [Part("p", 5), Part("q", 7), Part("r1", 2), Part("r2 r3", 3), Part("cat join", 4)],
+        {},
+    ),
+    "two copies": (
+        "diamond", [Part("stem", 2), Part("a", 3), Part("b", 2), Part("cat", 2)], {"copies": 2}
+    ),
+    "copies of replicas, tied": (
+        "tied", [Part("embedding", 2, replicas=2), Part("middle head", 4)], {"copies": 2}
+    ),
+    "recomputation": (
+        "diamond",
+        [
+            Part("stem", 2, recompute=True), Part("a", 2, recompute=True), Part("b", 2),
+            Part("cat", 2, recompute=True),
+        ],
+        {},
+    ),
+    "a tensor without batch dimension": (
+        "whole", [Part("matmul", 3), Part("a", 2), Part("matmul_1 b", 4)], {}
+    ),
+    "int, bool and bf16 tensors": (
+        "types", [Part("a", 2), Part("b", 3), Part("table c", 4)], {}
+    ),
+    "idle devices": ("chain", [Part("a b", 2), Part("c d", 2)], {"world_size": 4}),
+    "GPipe": ("chain", [Part("a", 2), Part("b", 2), Part("c d", 2)], {"builder": "gpipe"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["sgd32", "adamw64"])
+def test_staged_executor_equals_a_single_process(case: str, dtype: torch.dtype) -> None:
+    name, parts, options = CASES[case]
+    if name == "types" and dtype is torch.float64:
+        pytest.skip("bf16 in between rounds differently from float64")
+    check(name, parts, dtype=dtype, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_processes_equal_a_single_process(case: str) -> None:
+    name, parts, options = CASES[case]
+    check(name, parts, processes=True, steps=2, **options)
