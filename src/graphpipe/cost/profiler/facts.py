@@ -30,7 +30,8 @@ class TensorFact:
         requires_grad: Whether a gradient flows into it.
         state: Name of the parameter, buffer or constant that it is; "" for an activation.
         name: Name of the node whose value it is (the same tensor has the same name).
-        root: Name of the node that made the memory that it lies in.
+        root: Name of the node that made the memory that it lies in; with a number where the
+            node makes several.
         root_bytes: Size of that memory.
     """
 
@@ -232,10 +233,10 @@ class _FakeRun:
         return fx.node.map_arg(arguments, lambda node: self._values[node.name])
 
     def _note_roots(self, node: fx.Node) -> None:
-        for leaf in pytree.tree_leaves(self._values[node.name]):
+        for i, leaf in enumerate(pytree.tree_leaves(self._values[node.name])):
             if isinstance(leaf, torch.Tensor) and not leaf.is_sparse:
-                size = leaf.untyped_storage().nbytes()
-                self._roots.setdefault(_storage(leaf), (node.name, size))
+                name = node.name if i == 0 else f"{node.name}.{i}"
+                self._roots.setdefault(_storage(leaf), (name, leaf.untyped_storage().nbytes()))
 
     def _described(self, arguments: Any) -> Any:
         return fx.node.map_arg(arguments, self._describe_value)

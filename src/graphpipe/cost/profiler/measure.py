@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.facts import OpFacts
 from graphpipe.cost.profiler.inputs import Arguments, runner
 from graphpipe.cost.profiler.timing import Clock, Timing
 
-ROTATED_BYTES = 96 * 2**20
-"""Fresh copies of the arguments up to this size in all: weights come from memory, not from a
-cache that an earlier repeat has filled."""
+TOGETHER_BYTES = 256 * 2**20
+"""Repeats run side by side while their tensors stay below this size in all."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,12 @@ class Meter:
 
     Attributes:
         device: Where.
+        evictor: Makes caches as cold as the rest of the model would.
         budget: How often.
     """
 
     device: torch.device
+    evictor: Evictor
     budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
@@ -110,7 +112,7 @@ class Meter:
     ) -> OpMeasurement:
         size = max(1, facts.nbytes)
         copies = self.budget.repeats(once)
-        together = max(1, min(copies, ROTATED_BYTES // size))
+        together = max(1, min(copies, TOGETHER_BYTES // size))
         forward: list[float] = []
         backward: list[float] = []
         while copies > 0:
@@ -118,12 +120,15 @@ class Meter:
             group = [arguments.make() for _ in range(min(together, copies))]
             copies -= len(group)
             done: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+            self.evictor.evict()
             for args, kwargs, wanted in group:
+                self.evictor.touch(_activations(args, kwargs, facts))
                 seconds, result = self.clock.time(lambda a=args, k=kwargs: call(*a, **k))  # type: ignore[misc]
                 forward.append(seconds)
                 done.append((_with_gradient(result), wanted))
                 del result
             del group
+            self.evictor.evict()
             for outputs, wanted in done:
                 if outputs and wanted:
                     gradients = [torch.ones_like(item) for item in outputs]
@@ -215,8 +220,8 @@ class Meter:
         times: list[float] = []
         with torch.no_grad():
             base = torch.full(shape, 0.5, dtype=dtype, device=self.device)
-            copies = max(3, min(self.budget.most, ROTATED_BYTES // max(1, 2 * base.nbytes)))
-            pairs = [(base.clone(), base.clone()) for _ in range(min(copies, 8))]
+            pairs = [(base.clone(), base.clone()) for _ in range(4)]
+            self.evictor.evict()
             for left, right in pairs:
                 if inplace:
                     seconds, _ = self.clock.time(lambda a=left, b=right: a.add_(b))  # type: ignore[misc]
@@ -233,6 +238,13 @@ def changes_first_argument(facts: OpFacts) -> bool:
         return False
     arguments = target._schema.arguments
     return bool(arguments) and arguments[0].alias_info is not None and arguments[0].is_write
+
+
+def _activations(args: Any, kwargs: Any, facts: OpFacts) -> list[torch.Tensor]:
+    """The tensors among the arguments that are neither parameters nor buffers."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [tensor for tensor, fact in zip(given, facts.tensors, strict=True) if not fact.state]
 
 
 def _with_gradient(result: Any) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from graphpipe.cost.hardware import hardware
+from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.facts import OpFacts, facts_at, program_of
 from graphpipe.cost.profiler.measure import Budget, Meter, OpMeasurement
 from graphpipe.cost.profiler.optimizer import optimizer_seconds_per_byte
@@ -118,7 +119,8 @@ class _Profiler:
         self._sizes = sizes
         self._precision = precision
         self._autocast = _autocast(precision, device)
-        self._meter = Meter(device, budget)
+        self._evictor = Evictor(graph, device)
+        self._meter = Meter(device, self._evictor, budget)
         self._correction_seconds = correction_seconds
         self._progress = progress
         self._known: dict[tuple[object, ...], OpMeasurement | None] = {}
@@ -141,7 +143,7 @@ class _Profiler:
         forward_fix, backward_fix = self._corrections(slices)
         has_backward = backward[0][:, :1] > 0
         seconds = DeviceCosts(
-            forward[0] + forward_fix.overhead * self._counts(),
+            forward[0] + forward_fix.overhead * self._counts(columns),
             np.where(has_backward, backward[0] + backward_fix.overhead, 0.0),
             optimizer_seconds_per_byte(optimizer, self._device, self._meter.clock),
         )
@@ -245,9 +247,12 @@ class _Profiler:
                 total += self._sums[key].seconds
         return total
 
-    def _counts(self) -> FloatArray:
-        """1 for each op that is called, [ops, 1]."""
-        return np.asarray([[0.0 if op.prep else 1.0] for op in self._graph.ops])
+    def _counts(self, columns: Sequence[_Column]) -> FloatArray:
+        """1 for each op that is called, [ops, 1]; prep ops and items of tuples are not."""
+        measured = columns[0].measured
+        return np.asarray(
+            [[1.0 if op.name in measured and not op.prep else 0.0] for op in self._graph.ops]
+        )
 
     def _measure_slices(
         self, columns: Sequence[_Column], forward: FloatArray, backward: FloatArray
@@ -265,14 +270,14 @@ class _Profiler:
         left = self._correction_seconds
         found: list[SliceMeasurement] = []
         for total, number, j in sorted(jobs):
-            repeats = max(2, min(9, int(0.05 / max(total, 1e-9))))
+            repeats = max(2, min(25, int(0.1 / max(total, 1e-9))))
             if total * (repeats + 1) > left:
                 break
             part, column = parts[number], columns[j]
             rows = [index[name] for name in part.ops]
             try:
                 runner = SliceRunner(
-                    self._graph, part, column.facts, column.micro_batch, self._device
+                    self._graph, part, column.facts, column.micro_batch, self._device, self._evictor
                 )
                 times = runner.run(repeats)
             except Exception as error:
@@ -286,6 +291,7 @@ class _Profiler:
                     *times,
                     float(forward[rows, j].sum()),
                     float(backward[rows, j].sum()),
+                    sum(name in column.measured for name in part.ops),
                     int((backward[rows, j] > 0).sum()),
                 )
             )
@@ -295,7 +301,7 @@ class _Profiler:
         forward = fit_correction(
             np.asarray([item.forward.seconds for item in slices]),
             np.asarray([item.forward_sum for item in slices]),
-            np.asarray([float(len(item.slice.ops)) for item in slices]),
+            np.asarray([float(item.forward_ops) for item in slices]),
         )
         backward = fit_correction(
             np.asarray([item.backward.seconds for item in slices]),

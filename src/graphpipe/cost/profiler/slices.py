@@ -16,6 +16,7 @@ import torch
 from scipy.optimize import nnls
 from torch import fx, nn
 
+from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.facts import OpFacts, TensorFact, program_of
 from graphpipe.cost.profiler.inputs import index_limits, opaque_copy, tensor_of
 from graphpipe.cost.profiler.timing import Clock, Timing
@@ -25,8 +26,9 @@ from graphpipe.graph.devices import place_node_on
 from graphpipe.graph.model_graph import BATCH_SIZE_INPUT, ModelGraph, Op
 
 LEAST_OPS, MOST_OPS = 8, 60
-FLUSHED_BYTES = 64 * 2**20
-"""Memory that is written between two repeats, so that weights are read from memory."""
+
+PULL = 0.05
+"""Weight of "the factor is one" against one slice."""
 
 
 class Slice(NamedTuple):
@@ -44,6 +46,7 @@ class SliceMeasurement(NamedTuple):
     backward: Timing
     forward_sum: float
     backward_sum: float
+    forward_ops: int
     backward_ops: int
 
 
@@ -111,6 +114,7 @@ class SliceRunner:
         facts: Facts of all ops at the micro-batch size.
         micro_batch: Samples.
         device: Where.
+        evictor: Makes caches as cold as the rest of the model would.
     """
 
     def __init__(
@@ -120,8 +124,10 @@ class SliceRunner:
         facts: Mapping[str, OpFacts],
         micro_batch: int,
         device: torch.device,
+        evictor: Evictor,
     ) -> None:
         self._clock = Clock(device)
+        self._evictor = evictor
         self._batch = micro_batch
         self._cut = stage_cut(graph, part.ops)
         self._given = _given_facts(self._cut, facts)
@@ -131,7 +137,6 @@ class SliceRunner:
         self._limits = limits
         self._device = device
         self._module = _module(graph, self._cut, tuple(self._given), facts, device)
-        self._flush = torch.zeros(FLUSHED_BYTES // 4, device=device)
         for parameter in self._module.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
@@ -142,7 +147,7 @@ class SliceRunner:
         backward: list[float] = []
         for _ in range(repeats + 1):
             arguments = [self._argument(name, fact) for name, fact in self._given.items()]
-            self._flush.add_(1.0)
+            self._evictor.evict()
             seconds, outputs = self._clock.time(lambda a=arguments: self._module(self._batch, *a))  # type: ignore[misc]
             forward.append(seconds)
             roots = [item for item in outputs if item.requires_grad]
@@ -233,7 +238,10 @@ def _value(
 
 
 def fit_correction(measured: FloatArray, sums: FloatArray, ops: FloatArray) -> Correction:
-    """Factor and overhead from slices, by non-negative least squares of the relative errors.
+    """Factor and overhead from slices: least squares of the relative errors.
+
+    Both are at least zero, and the factor is drawn towards one, so that slices too alike to
+    tell factor and overhead apart do not give an extreme pair.
 
     Args:
         measured: Seconds of the slices, shape [slices].
@@ -244,10 +252,8 @@ def fit_correction(measured: FloatArray, sums: FloatArray, ops: FloatArray) -> C
     if not usable.any():
         return Correction()
     y, x, n = measured[usable], sums[usable], ops[usable]
-    if len(y) < 3:
-        return Correction(factor=float(np.clip((y / x).mean(), 0.3, 3.0)))
-    (factor, overhead), _ = nnls(np.stack([x / y, n / y], axis=1), np.ones(len(y)))
-    if not 0.3 <= factor <= 3.0:
-        # Slices too alike to tell the two apart: the factor alone.
-        return Correction(factor=float(np.clip(np.median(y / x), 0.3, 3.0)))
-    return Correction(float(factor), float(overhead / factor))
+    pull = np.sqrt(PULL * len(y))
+    rows = np.stack([np.append(x / y, pull), np.append(n / y, 0.0)], axis=1)
+    (factor, overhead), _ = nnls(rows, np.append(np.ones(len(y)), pull))
+    factor = max(float(factor), 0.1)
+    return Correction(factor, float(overhead) / factor)

@@ -1,0 +1,99 @@
+"""Measuring one op."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from graphpipe.cost.profiler.evict import Evictor
+from graphpipe.cost.profiler.facts import OpFacts, facts_at
+from graphpipe.cost.profiler.measure import Budget, Meter, OpMeasurement, Saved
+from tests.cost.profiler.model import hard_graph
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def meter() -> Meter:
+    return Meter(CPU, Evictor(hard_graph(), CPU), Budget(0.0, 2, 2))
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, OpFacts]:
+    return facts_at(hard_graph(), 4)
+
+
+def _named(facts: dict[str, OpFacts], target: str) -> OpFacts:
+    return next(item for item in facts.values() if item.op.target.startswith(f"aten.{target}"))
+
+
+def test_forward_and_backward_take_time(meter: Meter, facts: dict[str, OpFacts]) -> None:
+    measured = meter.measure(_named(facts, "conv1d"))
+    assert measured.forward.seconds > 0
+    assert measured.backward.seconds > 0
+    assert measured.workspace == -1
+
+
+def test_an_op_without_gradient_has_no_backward(meter: Meter, facts: dict[str, OpFacts]) -> None:
+    frozen = next(item for item in facts.values() if item.op.module == "frozen")
+    measured = meter.measure(frozen)
+    assert measured.backward.seconds == 0.0
+    assert measured.saved == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "saved"),
+    [
+        # relu in place keeps its result, which is its argument's memory.
+        ("relu_", {("input", 0)}),
+        ("tanh", {("output", 0)}),
+        ("conv1d", {("input", 0)}),
+        ("batch_norm", {("input", 0), ("internal", 0), ("internal", 1)}),
+        ("add.Tensor", set()),
+    ],
+)
+def test_what_is_kept(
+    meter: Meter, facts: dict[str, OpFacts], target: str, saved: set[tuple[str, int]]
+) -> None:
+    found = meter.measure(_named(facts, target)).saved
+    if target == "batch_norm":  # which of its own come first is its own business
+        assert sorted(item.kind for item in found) == sorted(kind for kind, _ in saved)
+        assert sorted(item.nbytes for item in found if item.kind == "internal") == [64, 64]
+    else:
+        assert {(item.kind, item.index) for item in found} == saved
+
+
+def test_budget() -> None:
+    budget = Budget(seconds=1.0, most=5, least=2)
+    assert [budget.repeats(once) for once in (0.001, 0.3, 10.0)] == [5, 3, 2]
+
+
+def test_gradient_sums(meter: Meter) -> None:
+    assert meter.add((1000,), torch.float32).seconds > 0
+    assert meter.accumulate((1000,), torch.float32).seconds > 0
+
+
+def test_a_cpu_refuses_beforehand_what_does_not_fit(
+    meter: Meter, facts: dict[str, OpFacts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        meter.measure(_named(facts, "conv1d"))
+
+
+def test_eviction_grows_with_the_model() -> None:
+    small = Evictor(hard_graph(), CPU)
+    assert small.nbytes == 0
+    small.evict()
+    weight = hard_graph().parameters[0].model_copy(update={"shape": (2**20, 2)})
+    large = Evictor(hard_graph().model_copy(update={"parameters": (weight,)}), CPU)
+    assert large.nbytes == 8 * 2**20
+    large.evict()
+    large.touch([nn.Parameter(torch.ones(3)), torch.ones(3, dtype=torch.bool)])
+
+
+def test_records_are_plain_values() -> None:
+    one, other = OpMeasurement.__dataclass_fields__, Saved("input", 0)
+    assert set(one) == {"forward", "backward", "saved", "workspace"}
+    assert other == Saved("input", 0, 0)
