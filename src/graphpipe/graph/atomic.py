@@ -158,13 +158,13 @@ def prep_ops(
 
     order = {node: i for i, node in enumerate(ops)}
     for node in ops:
-        number = grouped.get(node)
-        if number is not None and number in refused:
+        group = grouped.get(node)
+        if group is not None and group in refused:
             continue
         if fits(node):
             prep.add(node)
-        elif number is not None:
-            refused.add(number)
+        elif group is not None:
+            refused.add(group)
     # A group that is refused takes its members back, and with them what reads them.
     changed = True
     while changed:
@@ -172,8 +172,8 @@ def prep_ops(
         for node in ops:
             if node not in prep:
                 continue
-            number = grouped.get(node)
-            whole = number is None or all(other in prep for other in members[number])
+            group = grouped.get(node)
+            whole = group is None or all(other in prep for other in members[group])
             if not whole or not all(held(source) for source in node.all_input_nodes):
                 prep.discard(node)
                 changed = True

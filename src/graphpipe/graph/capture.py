@@ -266,7 +266,9 @@ class _Workshop:
             if any(value.storage in written for value in run.nodes[node].values):
                 with graph.inserting_after(self._normal.inputs[-1]):
                     copy = graph.call_function(aten.clone.default, (node,))
-                node.replace_all_uses_with(copy, delete_user_cb=lambda user, c=copy: user is not c)
+                for user in list(node.users):
+                    if user is not copy:
+                        user.replace_input_with(node, copy)
                 self._replace_roots(node, copy)
                 changed = True
         return changed

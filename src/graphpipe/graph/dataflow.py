@@ -79,7 +79,7 @@ RULES: dict[str, Rule] = _table(
         " norm linalg_vector_norm median count_nonzero logsumexp std_mean var_mean nanmean"
         " linalg_norm aminmax",
         reductions.along: "softmax log_softmax _softmax _log_softmax cumsum cumprod sort argsort"
-        " topk logcumsumexp cummax cummin glu softmin kthvalue",
+        " topk diff logcumsumexp cummax cummin glu softmin kthvalue",
         reductions.loss: "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d mse_loss l1_loss"
         " smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"
         " soft_margin_loss poisson_nll_loss hinge_embedding_loss margin_ranking_loss"
@@ -302,13 +302,13 @@ class _Analysis:
             for argument in schema.arguments:
                 if argument.has_default_value():
                     given.setdefault(argument.name, argument.default_value)
-        converted: dict[str, Any] = fx.node.map_aggregate(given, self._converted)  # type: ignore[assignment]
+        converted: dict[str, Any] = fx.node.map_aggregate(given, self._converted)
         return converted
 
     def _converted(self, value: Any) -> Any:
         if not isinstance(value, fx.Node):
             return value
-        if value in self._flows and self._flows[value]:
+        if self._flows.get(value):
             seen = self._small.nodes[value].values[0]
             return Value(self._flows[value][0], self._dims[value][0], seen.dtype)
         small, large = self._small.nodes[value].number, self._large.nodes[value].number

@@ -174,7 +174,8 @@ class _Run:
                 value = self._own(self._make(shape), name)
                 self._free.add(self._storage(value))
                 return value
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), environment.__getitem__)
+        args: Any = fx.node.map_arg(node.args, environment.__getitem__)
+        kwargs: Any = fx.node.map_arg(node.kwargs, environment.__getitem__)
         if node.op == "call_module":
             return self._opaque(node, args, kwargs)
         if node.target is operator.getitem:
@@ -206,8 +207,8 @@ class _Run:
             with hooks:
                 value = target(*args, **kwargs)
         outputs = [leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor)]
-        for output in outputs:
-            self._own(output, node.name)
+        for i, output in enumerate(outputs):
+            self._own(output, node.name if i == 0 else f"{node.name}.{i}")
         observation = Observation(forward=counter.counts)
         observation.saves = self._saved(node, kept)
         observation.mutates = self._mutated(node, args, kwargs)

@@ -234,7 +234,13 @@ def embedding_bag(call: Call) -> Result:
     fixed = offsets.flow.kind is Kind.PLACES and indices.flow.outer == 1
     if not fixed or indices.flow.inner != offsets.flow.inner * offsets.flow.step:
         return mixed(call)
-    return same(rows(0, 1, offsets.flow.inner), call)
+    # Further outputs (which bag an index belongs to, bag sizes) have their own rows per sample.
+    return Result(
+        tuple(
+            rows(0, 1, dims[0][0]) if dims and dims[0] is not None and dims[0][0] else FREE
+            for dims in call.outputs
+        )
+    )
 
 
 def recurrent(call: Call) -> Result:

@@ -256,7 +256,8 @@ def created(call: Call, flow: Flow = FREE) -> Result:
     """New tensors whose rows are all alike, or independent random numbers."""
     results = []
     for output in call.outputs:
-        found = [(dim, size) for dim, size in enumerate(output) if depends(size)]
+        found = [dim for dim, size in enumerate(output) if depends(size)]
+        only = output[found[0]] if len(found) == 1 else None
         if not found:
             power = flow.power
             fill = call.get("fill_value")
@@ -265,9 +266,8 @@ def created(call: Call, flow: Flow = FREE) -> Result:
                     return mixed(call)
                 power += 1
             results.append(replace(FREE, power=power))
-        elif len(found) == 1 and found[0][1] is not None and found[0][1][1] == 0:
-            dim, size = found[0]
-            results.append(rows(dim, 1, size[0], flow.power))
+        elif only is not None and only[1] == 0:
+            results.append(rows(found[0], 1, only[0], flow.power))
         else:
             return same(MIXED, call)
     return Result(tuple(results))

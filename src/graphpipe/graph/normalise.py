@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx, nn
 from torch.fx.node import map_arg
@@ -24,7 +25,6 @@ from torch.utils import _pytree as pytree
 from graphpipe.errors import CaptureError
 from graphpipe.graph.autocast import call_under_autocast
 from graphpipe.graph.model_graph import BATCH_SIZE_INPUT
-from graphpipe.graph.opaque import opaque_op
 from graphpipe.graph.signature import Signature
 from graphpipe.graph.symbolic import node_of
 from graphpipe.graph.tracing import LOSS_PREFIX, MODEL_PREFIX, Trace
@@ -207,8 +207,8 @@ class _Rewriter:
             return self._integer(value.node.expr, node)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        args = map_arg(node.args, environment.__getitem__)
-        kwargs = map_arg(node.kwargs, environment.__getitem__)
+        args: Any = map_arg(node.args, environment.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, environment.__getitem__)
         if target is operator.getitem and isinstance(args[0], (tuple, list)):
             return args[0][args[1]]
         if target is torch.ops.higher_order.wrap_with_set_grad_enabled:
@@ -298,7 +298,7 @@ class _Rewriter:
             value: fx.Node = call
             for key in key_path:
                 if isinstance(key, pytree.SequenceKey):
-                    step: object = key.idx
+                    step: Any = key.idx
                 elif isinstance(key, pytree.MappingKey):
                     step = key.key
                 else:
@@ -330,15 +330,19 @@ class _Rewriter:
             return new
         if target is aten.broadcast_tensors.default:
             wanted = [tuple(value.shape) for value in node.meta["val"]]
-            have = [tuple(source.meta["val"].shape) for source in node.args[0]]
+            sources: Any = node.args[0]
+            have = [tuple(source.meta["val"].shape) for source in sources]
             return list(args[0]) if wanted == have else None
+        if target is aten.slice.Tensor and _is_everything(args):
+            return args[0]
         if target in (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims):
             return self._squeeze(node, args)
         return None
 
     def _squeeze(self, node: fx.Node, args: tuple[Any, ...]) -> Any:
         """Names the dimensions, so that a batch of one sample keeps its own."""
-        shape = node.args[0].meta["val"].shape
+        source: Any = node.args[0]
+        shape = source.meta["val"].shape
         if node.target is aten.squeeze.default:
             chosen = list(range(len(shape)))
         else:
@@ -383,6 +387,14 @@ def _is_constant(node: Any) -> bool:
     while isinstance(node, fx.Node) and node.target is aten.lift_fresh_copy.default:
         node = node.args[0]
     return isinstance(node, fx.Node) and node.op == "get_attr"
+
+
+def _is_everything(args: tuple[Any, ...]) -> bool:
+    """Whether a slice takes the whole dimension (``x[:, 1]`` is recorded with one)."""
+    start = args[2] if len(args) > 2 else None
+    end = args[3] if len(args) > 3 else None
+    step = args[4] if len(args) > 4 else 1
+    return start in (None, 0) and end in (None, sys.maxsize) and step == 1
 
 
 def _fresh_scalar(node: fx.Node) -> bool:

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 from torch import fx
 from torch.utils._sympy import functions as torch_sympy
 

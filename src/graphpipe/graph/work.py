@@ -38,7 +38,7 @@ class Counter(TorchDispatchMode):
     """Counts the kernels that run within the ``with`` block."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts = Counts()
 
     def __torch_dispatch__(
@@ -116,7 +116,7 @@ def _lookup(args: Any, _kwargs: Any, out: Any) -> int:
 def _bag(args: Any, _kwargs: Any, out: Any) -> int:
     weight, indices = args[0], args[1]
     row = weight.shape[1] * weight.element_size()
-    return indices.numel() * row + _size(args[1:]) + _size(out)
+    return int(indices.numel() * row) + _size(args[1:]) + _size(out)
 
 
 def _write(_args: Any, _kwargs: Any, out: Any) -> int:
