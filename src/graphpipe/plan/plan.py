@@ -124,3 +124,15 @@ class Plan(FileRecord):
             tuple(i for i, stage in enumerate(self.stages) if rank in stage.devices)
             for rank in range(self.world_size)
         )
+
+    def __str__(self) -> str:
+        """A table of stages and edges, with what bounds the iteration."""
+        from graphpipe.plan.text import render
+
+        return render(self)
+
+    def to_dot(self) -> str:
+        """The stage graph in the DOT language of Graphviz."""
+        from graphpipe.plan.dot import to_dot
+
+        return to_dot(self)
