@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -66,6 +68,13 @@ def _attributes_have_no_type_line(
         lines.insert(0, "")
 
 
+def _types_may_be_internal(app: object, domain: Any, node: nodes.Element) -> bool | None:
+    """A type in a signature may be of a module without a page; a reference in prose may not."""
+    in_prose = bool(node.children) and isinstance(node.children[0], nodes.literal)
+    return None if in_prose else (domain is not None and domain.name == "py") or None
+
+
 def setup(app: Any) -> None:
     app.connect("builder-inited", _write_message_index)
+    app.connect("warn-missing-reference", _types_may_be_internal)
     app.connect("autodoc-process-docstring", _attributes_have_no_type_line, priority=100)

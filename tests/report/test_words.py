@@ -39,10 +39,12 @@ def test_what_the_plan_does_not_know_is_not_said() -> None:
 def test_several_stages_of_the_bottleneck_are_all_named() -> None:
     stages = (
         factory.stage("head", (0,), 1, 1, 100),
+        factory.stage("middle", (0,), 1, 1, 100),
         factory.stage("tail", (0,), 1, 1, 100),
     )
-    plan, timeline = factory.run(stages, (factory.edge(0, 1),), 4, 1)
-    assert "on stages 0 (head) and 1 (tail)." in describe(plan, timeline)[1]
+    edges = (factory.edge(0, 1), factory.edge(1, 2))
+    plan, timeline = factory.run(stages, edges, 4, 1)
+    assert "on stages 0 (head), 1 (middle) and 2 (tail)." in describe(plan, timeline)[1]
 
 
 def test_a_measurement_is_compared_with_the_prediction() -> None:

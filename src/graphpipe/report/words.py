@@ -57,13 +57,18 @@ def _speed(plan: Plan, timeline: Timeline) -> str:
 
 def _bottleneck(plan: Plan, timeline: Timeline, uses: tuple[DeviceUse, ...]) -> str:
     worst = busiest(uses)
-    names = " and ".join(f"{stage} ({plan.stages[stage].name})" for stage in worst.stages)
+    names = _listed([f"{stage} ({plan.stages[stage].name})" for stage in worst.stages])
     plural = "s" if len(worst.stages) > 1 else ""
     share = worst.busy_ns / timeline.iteration_ns if timeline.iteration_ns else 0.0
     return (
         f"The bottleneck is device {worst.rank}, which works for {format_ns(worst.busy_ns)} of it "
         f"({format_percent(share)}) on stage{plural} {names}."
     )
+
+
+def _listed(items: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([*([", ".join(items[:-1])] if items[1:] else []), *items[-1:]])
 
 
 def _bubble(uses: tuple[DeviceUse, ...], iteration_ns: int) -> str:

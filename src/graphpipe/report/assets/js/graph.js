@@ -3,7 +3,7 @@
 
 GP.graph = (() => {
   const { make, byId, stageColour, showTip, hideTip } = GP.dom;
-  const FULL = { width: 240, height: 132 }, COMPACT = { width: 200, height: 62 };
+  const FULL = { width: 264, height: 132 }, COMPACT = { width: 200, height: 62 };
   const MANY = 20;
   let view = null;
 
