@@ -68,7 +68,8 @@ def problem_of(
     Args:
         plan: The plan.
         copy: Number of the copy.
-        batch_size: Samples of this mini-batch, by default the plan's.
+        batch_size: Samples of this mini-batch, by default the plan's. For more than the plan's
+            a stage that had all samples in flight gets the bound that the formula gives.
         training: False for an evaluation: no stage has a backward, and ``in_flight`` bounds
             how far each stage runs ahead.
 
@@ -78,7 +79,24 @@ def problem_of(
     owned = copy_range(copy, plan.copies, batch_size if batch_size is not None else plan.batch_size)
     stages = tuple(_stage_spec(plan, stage, copy, training) for stage in plan.stages)
     edges = tuple(edge_spec(edge) for edge in plan.edges)
-    return PipelineProblem(stages, edges, len(owned), plan.world_size), owned
+    problem = PipelineProblem(stages, edges, len(owned), plan.world_size)
+    planned = len(copy_range(copy, plan.copies, plan.batch_size))
+    if len(owned) > planned:
+        problem = _with_room(problem, planned)
+    return problem, owned
+
+
+def _with_room(problem: PipelineProblem, planned: int) -> PipelineProblem:
+    """A larger mini-batch than planned: a bound that was all samples is the formula's again."""
+    from graphpipe.plan.in_flight import with_bounds  # it builds on this module
+
+    stages = tuple(
+        stage._replace(in_flight=max(stage.in_flight, free.in_flight))
+        if stage.in_flight >= planned
+        else stage
+        for stage, free in zip(problem.stages, with_bounds(problem).stages, strict=True)
+    )
+    return PipelineProblem(stages, problem.edges, problem.samples, problem.world_size)
 
 
 def _stage_spec(plan: Plan, stage: Stage, copy: int, training: bool) -> StageSpec:

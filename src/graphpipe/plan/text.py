@@ -222,7 +222,7 @@ def bytes_text(nbytes: float) -> str:
                 if nbytes < 1000 * size
                 else (f"{nbytes / size:,.0f} {unit}")
             )
-    return f"{nbytes:.3g} B"
+    return f"{nbytes:,.0f} B" if nbytes >= 100 else f"{nbytes:.3g} B"
 
 
 def _count(number: int, what: str) -> str:
