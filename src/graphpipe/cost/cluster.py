@@ -31,10 +31,10 @@ class Network(Record):
     say nothing of a network).
     """
 
-    intra_node_bandwidth: float | None = Field(default=None, gt=0)
-    intra_node_latency: float = Field(default=0.0, ge=0)
-    inter_node_bandwidth: float | None = Field(default=None, gt=0)
-    inter_node_latency: float = Field(default=0.0, ge=0)
+    intra_node_bandwidth: float | None = Field(default=None, gt=1e-9, le=1e30)
+    intra_node_latency: float = Field(default=0.0, ge=0, le=1e6)
+    inter_node_bandwidth: float | None = Field(default=None, gt=1e-9, le=1e30)
+    inter_node_latency: float = Field(default=0.0, ge=0, le=1e6)
     devices_per_nic: int = Field(default=1, ge=1)
     """Devices of a node that share one network card of ``inter_node_bandwidth``."""
 
@@ -45,8 +45,8 @@ class NodeLink(Record):
     Bandwidth in bytes per second of one device in one direction, latency in seconds.
     """
 
-    bandwidth: float = Field(gt=0)
-    latency: float = Field(default=0.0, ge=0)
+    bandwidth: float = Field(gt=1e-9, le=1e30)
+    latency: float = Field(default=0.0, ge=0, le=1e6)
 
 
 class Cluster(FileRecord):

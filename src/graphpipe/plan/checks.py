@@ -14,8 +14,12 @@ from graphpipe.errors import ScheduleError
 from graphpipe.plan.actions import Action, ActionLists, Ordering, actions_of
 from graphpipe.plan.ordered import run_ordered
 from graphpipe.plan.problem import PipelineProblem, problem_of
+from graphpipe.plan.ranges import copy_range, micro_batch_count
 from graphpipe.plan.schedule import Task
 from graphpipe.plan.task_graph import TaskGraph, lane_bound
+
+_MOST_MISSING = 1000
+"""A schedule that lists less than one task in so many is refused without naming them."""
 
 if TYPE_CHECKING:
     from graphpipe.cost.cluster import Cluster
@@ -43,11 +47,29 @@ def check_schedule(plan: Plan) -> None:
                 where=f"rank {rank}",
                 got=str(line[0]),
             )
+    _check_count(plan, sum(len(line) for line in lines))
     for copy in range(plan.copies):
         problem, owned = problem_of(plan, copy)
         ranks = {rank for stage in problem.stages for rank in stage.devices}
         own = [line if rank in ranks else () for rank, line in enumerate(lines)]
         check_lines(problem, own, plan.cluster, first_sample=owned.start)
+
+
+def _check_count(plan: Plan, listed: int) -> None:
+    """Compares numbers before anything is made for every task: a plan from a damaged file may
+    ask for more tasks than there is memory."""
+    expected = 0
+    for copy in range(plan.copies):
+        samples = len(copy_range(copy, plan.copies, plan.batch_size))
+        for stage in plan.stages:
+            count = micro_batch_count(samples, stage.micro_batch)
+            expected += count * (2 if stage.has_backward else 1)
+    if listed < expected and listed * _MOST_MISSING < expected:
+        raise ScheduleError(
+            "Tasks are missing from the schedule",
+            expected=f"{expected} tasks for {plan.batch_size} samples",
+            got=listed,
+        )
 
 
 def check_lines(

@@ -67,7 +67,7 @@ class Plan(FileRecord):
     model: str = ""
     fingerprint: str = ""
     """``ModelGraph.fingerprint`` of the graph that was planned."""
-    batch_size: int = Field(ge=1)
+    batch_size: int = Field(ge=1, le=2**40)
     """B, samples of a mini-batch over all copies."""
     copies: int = Field(default=1, ge=1)
     cluster: Cluster

@@ -70,8 +70,8 @@ def problem_of(
         copy: Number of the copy.
         batch_size: Samples of this mini-batch, by default the plan's. For more than the plan's
             a stage that had all samples in flight gets the bound that the formula gives.
-        training: False for an evaluation: no stage has a backward, and ``in_flight`` bounds
-            how far each stage runs ahead.
+        training: False for an evaluation: no stage has a backward, and ``in_flight``, at least
+            the formula's, bounds how far each stage runs ahead.
 
     Raises:
         PlanError: if a stage has times, but none for the kind of one of its devices.
@@ -81,13 +81,19 @@ def problem_of(
     edges = tuple(edge_spec(edge) for edge in plan.edges)
     problem = PipelineProblem(stages, edges, len(owned), plan.world_size)
     planned = len(copy_range(copy, plan.copies, plan.batch_size))
-    if len(owned) > planned:
+    if not training:
+        problem = _with_room(problem, 0)
+    elif len(owned) > planned:
         problem = _with_room(problem, planned)
     return problem, owned
 
 
 def _with_room(problem: PipelineProblem, planned: int) -> PipelineProblem:
-    """A larger mini-batch than planned: a bound that was all samples is the formula's again."""
+    """Gives stages that may have ``planned`` samples in flight at least the formula's bound.
+
+    In a larger mini-batch than planned a bound of all samples no longer is one; and in an
+    evaluation bounds hold back the forwards on every edge, where less would deadlock.
+    """
     from graphpipe.plan.in_flight import with_bounds  # it builds on this module
 
     stages = tuple(

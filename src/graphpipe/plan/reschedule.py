@@ -28,19 +28,18 @@ def schedule_for(plan: Plan, batch_size: int | None = None, *, training: bool = 
     Raises:
         ScheduleError: if no schedule exists under the plan's in-flight bounds.
     """
-    if training and (batch_size is None or batch_size == plan.batch_size):
+    fits = batch_size is None or batch_size == plan.batch_size
+    if training and fits and plan.schedule.lines:
         return plan.schedule
     old = plan.schedule
     lines: list[list[Task]] = [[] for _ in range(plan.world_size)]
     for copy in range(plan.copies):
         problem, _ = problem_of(plan, copy, batch_size, training=training)
         if old.builder == "list":
-            built = list_schedule(
-                problem, priority=old.priority, lead=old.lead or None, raise_bounds=True
-            )
+            built = list_schedule(problem, priority=old.priority, lead=old.lead or None)
         else:
             known = old.builder if old.builder in ("kfkb", "gpipe") else "auto"
-            built = build_schedule(problem, known, raise_bounds=True)
+            built = build_schedule(problem, known)
         for rank, line in enumerate(built.graph.tasks(built.lines)):
             lines[rank] += line
     return Schedule.of(lines, old.builder, priority=old.priority, lead=old.lead)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 
+MOST_BYTES = 2.0**60
+"""No message is larger; more in a file is damage."""
+
+
 class TaskTimes(Record):
     """Predicted nanoseconds of one task of full micro-batch size on one kind of device.
 
@@ -109,10 +113,10 @@ class EdgeTensor(Record):
     dtype: str = "float32"
     rows_per_sample: int | None = 1
     has_gradient: bool = True
-    bytes_per_sample: float = Field(default=0.0, ge=0)
-    fixed_bytes: float = Field(default=0.0, ge=0)
-    gradient_bytes_per_sample: float = Field(default=0.0, ge=0)
-    gradient_fixed_bytes: float = Field(default=0.0, ge=0)
+    bytes_per_sample: float = Field(default=0.0, ge=0, le=MOST_BYTES)
+    fixed_bytes: float = Field(default=0.0, ge=0, le=MOST_BYTES)
+    gradient_bytes_per_sample: float = Field(default=0.0, ge=0, le=MOST_BYTES)
+    gradient_fixed_bytes: float = Field(default=0.0, ge=0, le=MOST_BYTES)
 
 
 class StageEdge(Record):
@@ -125,16 +129,3 @@ class StageEdge(Record):
     @property
     def has_gradient(self) -> bool:
         return any(tensor.has_gradient for tensor in self.tensors)
-
-
-class StageGraph(Record):
-    """The DAG of stages: the one place that knows predecessors and successors."""
-
-    stages: tuple[Stage, ...] = Field(min_length=1)
-    edges: tuple[StageEdge, ...] = ()
-
-    def predecessors(self, stage: int) -> tuple[int, ...]:
-        return tuple(sorted({e.source for e in self.edges if e.target == stage}))
-
-    def successors(self, stage: int) -> tuple[int, ...]:
-        return tuple(sorted({e.target for e in self.edges if e.source == stage}))

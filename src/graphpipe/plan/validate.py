@@ -17,7 +17,6 @@ from graphpipe.plan.checks import check_schedule
 from graphpipe.plan.edges import cuts_of, edges_of_cuts, gradient_ops, input_signatures, listed
 from graphpipe.plan.in_flight import find_cycle
 from graphpipe.plan.memory import peak_memory
-from graphpipe.plan.ranges import copy_range
 from graphpipe.plan.stage import Stage, StageEdge
 from graphpipe.plan.stage_costs import parameters_by_rank, reduce_groups
 
@@ -66,6 +65,8 @@ def problems_of(plan: Plan, graph: ModelGraph | None = None) -> Iterator[PlanErr
             yield error
     if graph is not None:
         for of_graph in (_fingerprint, _ops, _derived):
+            if of_graph is _derived and found:
+                break
             broken = False
             for error in of_graph(plan, graph):
                 found = broken = True
@@ -115,8 +116,8 @@ def _devices(plan: Plan) -> Iterator[PlanError]:
 
 
 def _sizes(plan: Plan) -> Iterator[PlanError]:
-    least = min(len(copy_range(c, plan.copies, plan.batch_size)) for c in range(plan.copies))
-    most = max(len(copy_range(c, plan.copies, plan.batch_size)) for c in range(plan.copies))
+    least = plan.batch_size // plan.copies
+    most = -(-plan.batch_size // plan.copies)
     if least < 1:
         yield PlanError(
             "There are more copies than samples",
