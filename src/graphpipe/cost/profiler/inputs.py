@@ -32,8 +32,18 @@ _LOOKUPS: dict[str, tuple[int, int, int | None]] = {
 """op -> (place of the indices, place of the table, dimension looked up in; None: argument 1)."""
 
 
+UNCACHED_BYTES = 32 * 2**20
+"""A tensor larger than this evicts itself from every cache."""
+LARGE = 2**18
+"""Parameters of more elements are constant: drawing them takes longer than using them."""
+
+
 class Arguments:
-    """Makes fresh arguments for one op, time and again.
+    """Makes arguments for one op, time and again.
+
+    Parameters are fresh copies each time, so that no cache holds them from the repeat before
+    (those larger than any cache are not copied); so is what the op changes. Other tensors are
+    the same every time.
 
     Args:
         facts: The op.
@@ -65,22 +75,25 @@ class Arguments:
                 leaves.append(leaf)
                 continue
             if leaf.name not in made:
-                tensor = self._tensor(leaf)
+                changed = self._inplace and place == 0
+                tensor = self._tensor(leaf, fresh=changed or bool(leaf.state))
                 if leaf.requires_grad:
                     tensor.requires_grad_()
                     wanted.append(tensor)
-                    if self._inplace and place == 0:
+                    if changed:
                         tensor = tensor.clone()
                 made[leaf.name] = tensor
             leaves.append(made[leaf.name])
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         return args, kwargs, wanted
 
-    def _tensor(self, fact: TensorFact) -> torch.Tensor:
+    def _tensor(self, fact: TensorFact, *, fresh: bool) -> torch.Tensor:
         pattern = self._patterns.get(fact.name)
         if pattern is None:
             limit = self._limits.get(fact.name)
             pattern = self._patterns[fact.name] = tensor_of(fact, self._device, limit)
+        if not fresh or fact.nbytes > UNCACHED_BYTES:
+            return pattern
         if _is_dense(fact):
             return pattern.detach().clone()
         flat = torch.as_strided(pattern, (_extent(fact),), (1,)).clone()
@@ -97,7 +110,7 @@ def tensor_of(fact: TensorFact, device: torch.device, limit: int | None = None) 
             over so many indices; None: zeros.
     """
     flat = torch.empty(_extent(fact), dtype=fact.dtype, device=device)
-    if fact.dtype.is_complex:
+    if fact.dtype.is_complex or (fact.state and flat.numel() > LARGE):
         flat.fill_(0.5)
     elif fact.dtype.is_floating_point:
         flat.uniform_(0.1, 0.9)

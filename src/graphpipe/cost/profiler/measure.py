@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.facts import OpFacts
-from graphpipe.cost.profiler.inputs import Arguments, runner
+from graphpipe.cost.profiler.inputs import UNCACHED_BYTES, Arguments, runner
 from graphpipe.cost.profiler.timing import Clock, Timing
 
 TOGETHER_BYTES = 256 * 2**20
@@ -59,14 +60,21 @@ class Budget:
         seconds: Time for the repeats of one op at one size.
         most: At most so many repeats, after the warm-up.
         least: At least so many.
+        long: An op that takes this many seconds is repeated once, and its warm-up counts.
+        longest: An op that would take longer than this is not run where its time per sample was
+            the same at the two sizes before: it then grows in proportion.
     """
 
     seconds: float = 0.03
     most: int = 12
     least: int = 2
+    long: float = 0.3
+    longest: float = 1.0
 
     def repeats(self, once: float) -> int:
         """Repeats of something that takes ``once`` seconds."""
+        if once > self.long:
+            return 1
         return max(self.least, min(self.most, int(self.seconds / max(once, 1e-9))))
 
 
@@ -98,23 +106,27 @@ class Meter:
         call = runner(facts, self.device)
         arguments = Arguments(facts, self.device, inplace=changes_first_argument(facts))
         with torch.enable_grad():
-            once, saved, workspace = self._warm_up(facts, call, arguments)
-            return self._repeat(facts, call, arguments, once, saved, workspace)
+            first, saved, workspace = self._warm_up(facts, call, arguments)
+            return self._repeat(facts, call, arguments, first, saved, workspace)
 
     def _repeat(
         self,
         facts: OpFacts,
         call: Any,
         arguments: Arguments,
-        once: float,
+        first: tuple[float, float],
         saved: tuple[Saved, ...],
         workspace: int,
     ) -> OpMeasurement:
         size = max(1, facts.nbytes)
-        copies = self.budget.repeats(once)
+        copies = self.budget.repeats(sum(first))
         together = max(1, min(copies, TOGETHER_BYTES // size))
         forward: list[float] = []
         backward: list[float] = []
+        if sum(first) > self.budget.long:
+            forward.append(first[0])
+            backward += [first[1]] if first[1] else []
+        gradients: list[torch.Tensor] = []
         while copies > 0:
             # All forwards first: what a backward reads is then as cold as in training.
             group = [arguments.make() for _ in range(min(together, copies))]
@@ -131,7 +143,7 @@ class Meter:
             self.evictor.evict()
             for outputs, wanted in done:
                 if outputs and wanted:
-                    gradients = [torch.ones_like(item) for item in outputs]
+                    gradients = gradients or [torch.ones_like(item) for item in outputs]
                     seconds, _ = self.clock.time(
                         lambda o=outputs, w=wanted, g=gradients: torch.autograd.grad(  # type: ignore[misc]
                             o, w, g, allow_unused=True
@@ -147,8 +159,8 @@ class Meter:
 
     def _warm_up(
         self, facts: OpFacts, call: Any, arguments: Arguments
-    ) -> tuple[float, tuple[Saved, ...], int]:
-        """One forward and backward that does not count; seconds, what is kept, the peak."""
+    ) -> tuple[tuple[float, float], tuple[Saved, ...], int]:
+        """A first forward and backward: their seconds, what is kept, the peak."""
         args, kwargs, wanted = arguments.make()
         given = [
             leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
@@ -166,15 +178,15 @@ class Meter:
         saved = _classified(packed, given, results, facts)
         packed.clear()
         outputs = _with_gradient(result)
+        back = 0.0
         if outputs and wanted:
             gradients = [torch.ones_like(item) for item in outputs]
-            more, _ = self.clock.time(
+            back, _ = self.clock.time(
                 lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
             )
-            seconds += more
         made = sum(item.nbytes for item in facts.outputs)
         peak = self._peak()
-        return seconds, saved, max(0, peak - before - made) if peak >= 0 else -1
+        return (seconds, back), saved, max(0, peak - before - made) if peak >= 0 else -1
 
     def _reset_peak(self) -> int:
         if self.device.type != "cuda":
@@ -220,7 +232,11 @@ class Meter:
         times: list[float] = []
         with torch.no_grad():
             base = torch.full(shape, 0.5, dtype=dtype, device=self.device)
-            pairs = [(base.clone(), base.clone()) for _ in range(4)]
+            other = torch.full_like(base, 0.25)
+            if base.nbytes > UNCACHED_BYTES:
+                pairs = [(base, other)] * 3
+            else:
+                pairs = [(base.clone(), other.clone()) for _ in range(4)]
             self.evictor.evict()
             for left, right in pairs:
                 if inplace:
@@ -229,6 +245,35 @@ class Meter:
                     seconds, _ = self.clock.time(lambda a=left, b=right: a + b)  # type: ignore[misc]
                 times.append(seconds)
         return Timing.of(times)
+
+
+def extrapolated(
+    size: int, before: Sequence[tuple[int, OpMeasurement]], budget: Budget
+) -> OpMeasurement | None:
+    """The measurement of a long op at a larger size, where it grows in proportion; else None.
+
+    Args:
+        size: The larger size, samples.
+        before: (size, measurement) of the same op at smaller sizes, ascending.
+        budget: Says what is long, and too long.
+    """
+    if len(before) < 2:
+        return None
+    (small, first), (large, second) = before[-2:]
+    grown = size / large
+    if second.forward.seconds + second.backward.seconds < budget.long:
+        return None
+    if (second.forward.seconds + second.backward.seconds) * grown < budget.longest:
+        return None
+    for a, b in ((first.forward, second.forward), (first.backward, second.backward)):
+        if abs(a.seconds / small * large - b.seconds) > 0.1 * b.seconds:
+            return None
+    return OpMeasurement(
+        Timing(second.forward.seconds * grown, second.forward.spread),
+        Timing(second.backward.seconds * grown, second.backward.spread),
+        tuple(replace(item, nbytes=round(item.nbytes * grown)) for item in second.saved),
+        round(second.workspace * grown) if second.workspace >= 0 else -1,
+    )
 
 
 def changes_first_argument(facts: OpFacts) -> bool:

@@ -13,7 +13,7 @@ import torch
 from graphpipe.cost.hardware import hardware
 from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.facts import OpFacts, facts_at, program_of
-from graphpipe.cost.profiler.measure import Budget, Meter, OpMeasurement
+from graphpipe.cost.profiler.measure import Budget, Meter, OpMeasurement, extrapolated
 from graphpipe.cost.profiler.optimizer import optimizer_seconds_per_byte
 from graphpipe.cost.profiler.slices import (
     Correction,
@@ -166,10 +166,19 @@ class _Profiler:
                 if not _is_free(facts) and facts.signature not in seen:
                     seen.add(facts.signature)
                     jobs.append((column, facts))
+        longer, budget = 0, self._meter.budget
         for done, (column, facts) in enumerate(jobs):
             if self._progress is not None:
                 self._progress(done, len(jobs), f"{facts.op.target} at {column.micro_batch}")
-            self._known[facts.signature] = self._one(facts, column.micro_batch)
+            grown = extrapolated(column.micro_batch, self._before(columns, column, facts), budget)
+            if grown is not None:
+                longer += 1
+            self._known[facts.signature] = grown or self._one(facts, column.micro_batch)
+        if longer:
+            self._notes.append(
+                f"{longer} measurements of long ops are extrapolated from smaller sizes, where "
+                "their time per sample was constant"
+            )
         if self._progress is not None:
             self._progress(len(jobs), len(jobs), "whole slices")
         for column in columns:
@@ -180,6 +189,19 @@ class _Profiler:
                         self._exclusions.append(
                             Exclusion(name, column.micro_batch, "out of memory")
                         )
+
+    def _before(
+        self, columns: Sequence[_Column], column: _Column, facts: OpFacts
+    ) -> list[tuple[int, OpMeasurement]]:
+        """Measurements of the same op at smaller sizes."""
+        found: list[tuple[int, OpMeasurement]] = []
+        for other in columns:
+            if other.micro_batch >= column.micro_batch:
+                break
+            measured = self._known.get(other.facts[facts.op.name].signature)
+            if measured is not None:
+                found.append((other.micro_batch, measured))
+        return found
 
     def _one(self, facts: OpFacts, micro_batch: int) -> OpMeasurement | None:
         """The measurement; None where it does not fit into memory, now or at a smaller size."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
+from scipy.optimize import lsq_linear
 from torch import fx, nn
 
 from graphpipe.cost.profiler.evict import Evictor
@@ -29,6 +29,9 @@ LEAST_OPS, MOST_OPS = 8, 60
 
 PULL = 0.05
 """Weight of "the factor is one" against one slice."""
+LEAST_FACTOR, MOST_FACTOR = 0.5, 2.0
+MOST_OVERHEAD = 50e-6
+"""Seconds an op; what lies outside of these bounds is a disturbance, not a property."""
 
 
 class Slice(NamedTuple):
@@ -228,7 +231,7 @@ def _value(
         return opaque_copy(module.get_submodule(path), device)
     value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     if value.dtype.is_floating_point:
-        value.uniform_(-0.05, 0.05) if value.dim() > 1 else value.uniform_(0.5, 1.0)
+        value.fill_(1.0 / max(value.shape) if value.dim() > 1 else 1.0)
     else:
         value.zero_()
     known = graph.parameter_by_name.get(path)
@@ -254,6 +257,9 @@ def fit_correction(measured: FloatArray, sums: FloatArray, ops: FloatArray) -> C
     y, x, n = measured[usable], sums[usable], ops[usable]
     pull = np.sqrt(PULL * len(y))
     rows = np.stack([np.append(x / y, pull), np.append(n / y, 0.0)], axis=1)
-    (factor, overhead), _ = nnls(rows, np.append(np.ones(len(y)), pull))
-    factor = max(float(factor), 0.1)
-    return Correction(factor, float(overhead) / factor)
+    # In units of the largest overhead, so that both unknowns are of a size.
+    rows[:, 1] *= MOST_OVERHEAD
+    bounds = ((LEAST_FACTOR, 0.0), (MOST_FACTOR, 1.0))
+    solved = lsq_linear(rows, np.append(np.ones(len(y)), pull), bounds=bounds)
+    factor, overhead = (float(value) for value in solved.x)
+    return Correction(factor, overhead * MOST_OVERHEAD / factor)
