@@ -52,7 +52,7 @@ def _random_input(random: Random, nodes: int, degrees: tuple[int, ...]) -> Piper
         configurations=table,
         memory_bytes=random.choice([100.0, 4.0, 2.5]),
         bandwidth=3.0,
-        micro_batches=random.choice([4, 6, 12]),
+        micro_batches=random.choice([1, 2, 4, 6, 12]),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,33 @@ class DownSets:
         for word in range(1, self.words.shape[1]):
             inside &= (candidates[:, word] & outside[word]) == 0
         return np.flatnonzero(inside)
+
+    @cached_property
+    def _inside(self) -> npt.NDArray[np.bool_]:
+        """[lower, upper]: whether set ``lower`` is a subset of set ``upper``."""
+        inside = np.zeros((len(self), len(self)), dtype=bool)
+        for upper in range(len(self)):
+            inside[self.below(upper), upper] = True
+            inside[upper, upper] = True
+        return inside
+
+    @cached_property
+    def _around(self) -> npt.NDArray[np.bool_]:
+        """[upper, lower]: the transpose, contiguous."""
+        return np.ascontiguousarray(self._inside.T)
+
+    def above(self, index: int) -> IntArray:
+        """Positions of the strict supersets of set number ``index``, ascending."""
+        if index == 0:
+            return np.arange(1, len(self))
+        return np.flatnonzero(self._inside[index, index + 1 :]) + index + 1
+
+    def between(self, lower: int, upper: int) -> IntArray:
+        """Positions of set ``lower`` and of the sets between it and ``upper``, ascending."""
+        if lower == 0:
+            return self.below(upper)
+        both = self._inside[lower, lower:upper] & self._around[upper, lower:upper]
+        return np.flatnonzero(both) + lower
 
     def sums(self, weights: npt.ArrayLike) -> FloatArray:
         """The sum of ``weights`` ([nodes] or [nodes, columns]) over the members of each set."""

@@ -95,9 +95,10 @@ def fuse_chains(
 ) -> UnitGraph:
     """Units fused along chains until the graph has at most ``limit`` down-sets.
 
-    A unit and its only reader, of which it is the only producer, are a link of a chain; the
+    A unit and the only one that directly follows it, of which it is the only direct forerunner,
+    are a link of a chain (direct: without skips over other units, such as residuals). The
     lightest links are fused first, a quarter of the units at a time. Where no link is left,
-    units with the same producers and readers are fused too, the lightest first.
+    units with the same forerunners and followers are fused too, the lightest first.
 
     Args:
         units: The units.
@@ -127,15 +128,16 @@ def fuse_chains(
 
 def _lightest_groups(units: UnitGraph, loads: Sequence[float]) -> list[tuple[int, int]]:
     """Disjoint pairs to fuse: the lightest quarter of the links, at least one."""
+    before, after = _direct(units)
     links = [
         (loads[u] + loads[readers[0]], u, readers[0])
-        for u, readers in enumerate(units.successors)
-        if len(readers) == 1 and units.predecessors[readers[0]] == (u,)
+        for u, readers in enumerate(after)
+        if len(readers) == 1 and before[readers[0]] == (u,)
     ]
     if not links:
         twins: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         for u in range(len(units)):
-            twins.setdefault((units.predecessors[u], units.successors[u]), []).append(u)
+            twins.setdefault((before[u], after[u]), []).append(u)
         for group in twins.values():
             group.sort(key=lambda u: (loads[u], u))
             pairs = zip(group[0::2], group[1::2], strict=False)
@@ -149,6 +151,25 @@ def _lightest_groups(units: UnitGraph, loads: Sequence[float]) -> list[tuple[int
             used |= {u, v}
             chosen.append((u, v))
     return chosen
+
+
+def _direct(
+    units: UnitGraph,
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Predecessors and successors of each unit in the transitive reduction."""
+    above: list[int] = []
+    before: list[tuple[int, ...]] = []
+    after: list[list[int]] = [[] for _ in range(len(units))]
+    for u, sources in enumerate(units.predecessors):
+        implied = 0
+        for v in sources:
+            implied |= above[v]
+        direct = tuple(v for v in sources if not implied >> v & 1)
+        before.append(direct)
+        for v in direct:
+            after[v].append(u)
+        above.append(implied | sum(1 << v for v in sources))
+    return before, [tuple(items) for items in after]
 
 
 def _merged(

@@ -34,6 +34,7 @@ from graphpipe.planner.baselines.downsets import (
     enumerate_down_sets,
 )
 
+_FEW_MACHINES = 8
 _TABLE_LIMIT_BYTES = 1 << 30
 """Tables over all ranges are refused above this size: the lower levels need them."""
 
@@ -122,22 +123,20 @@ def optimise(
         check,
     )
     base: _Base = _Prefix(sets.sums(costs.seconds))
-    tables: list[_Table] = []
-    within = 1
-    for level in levels[:-1]:
-        table = search.all_ranges(base, level, within)
-        tables.append(table)
-        base = _Matrix(table.seconds[level.machines])
-        within = level.machines
-    top = search.from_empty(base, levels[-1], within)
-    best = float(top.seconds[levels[-1].machines, -1])
+    bases = [base]
+    for number, level in enumerate(levels[:-1]):
+        below = levels[number - 1].machines if number else 1
+        bases.append(_Matrix(search.all_ranges(bases[-1], level, below)))
+    below = levels[-2].machines if len(levels) > 1 else 1
+    top = search.from_start(bases[-1], levels[-1], below, 0)
+    best = float(top[levels[-1].machines, -1])
     if not np.isfinite(best):
         raise InfeasibleError(
             "PipeDream's memory check lets no partition through",
             expected=f"stages that keep at most {memory_bytes:.6g} bytes per machine",
             fix="Give more memory or more machines, or leave the check out",
         )
-    stages = _stages(search, [*tables, top], levels, len(sets) - 1)
+    stages = _stages(search, bases, levels, len(sets) - 1)
     return PipeDreamResult(best, stages, len(sets) - 1)
 
 
@@ -164,15 +163,6 @@ class _Matrix:
 _Base = _Prefix | _Matrix
 
 
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """Best seconds by machines used: [machines + 1, ends] or [machines + 1, starts, ends]."""
-
-    base: _Base
-    within: int
-    seconds: FloatArray
-
-
 class _Search:
     def __init__(
         self,
@@ -192,19 +182,11 @@ class _Search:
         self.synchronise_every = synchronise_every
         self.check = check
 
-    def stage_seconds(
-        self, base: _Base, level: Level, starts: IntArray, end: int, machines: int
-    ) -> FloatArray:
-        """Seconds of the stages from each of ``starts`` to ``end`` on so many machines."""
-        parameters = self.parameters[end] - self.parameters[starts]
-        reduce = 4 * (machines - 1) * parameters / (level.bandwidth * machines)
-        reduce /= self.synchronise_every
-        return np.asarray((base.column(starts, end) + reduce) / machines)
-
     def all_stage_seconds(
         self, base: _Base, level: Level, starts: IntArray, end: int, widest: int
     ) -> FloatArray:
-        """[machines - 1, starts]: :meth:`stage_seconds` on 1 to ``widest`` machines."""
+        """[machines - 1, starts]: seconds of the stages from each of ``starts`` to ``end`` on
+        1 to ``widest`` machines."""
         machines = np.arange(1, widest + 1)[:, None]
         parameters = self.parameters[end] - self.parameters[starts]
         reduce = 4 * (machines - 1) * parameters / (level.bandwidth * machines)
@@ -233,76 +215,89 @@ class _Search:
         admitted = -(-(level.machines - used) // machines)
         return np.asarray(admitted * kept > self.memory_bytes)
 
-    def from_empty(self, base: _Base, level: Level, within: int) -> _Table:
-        """Best split of the ranges that start at the empty set."""
+    def from_start(self, base: _Base, level: Level, within: int, start: int) -> FloatArray:
+        """[machines, ends]: best split of the ranges from set ``start`` to each larger one."""
         count, total = len(self.sets), level.machines
         best = np.full((total + 1, count), np.inf)
-        best[0, 0] = 0.0
+        best[0, start] = 0.0
         widest = 1 if self.straight else total
-        for end in range(1, count):
+        for end in self.sets.above(start):
             self.check()
-            starts = self.sets.below(end)
-            before = best[:, starts]
-            column = np.full(total + 1, np.inf)
-            seconds = self.all_stage_seconds(base, level, starts, end, widest)
+            starts = self.sets.between(start, int(end))
+            seconds = self.all_stage_seconds(base, level, starts, int(end), widest)
             for machines in range(1, widest + 1):
-                whole = self.whole_seconds(base, level, within, starts[:1], end, machines)
-                last = seconds[machines - 1]
-                last[0] = whole[0]
-                if self.memory_bytes is None:
-                    slowest = np.maximum(before[: total + 1 - machines], last).min(axis=1)
-                    np.minimum(column[machines:], slowest, out=column[machines:])
-                    continue
-                for used in range(machines, total + 1):
-                    big = self.too_big(level, starts, end, machines, used)
-                    slower = np.maximum(before[used - machines], np.where(big, np.inf, last))
-                    column[used] = min(column[used], slower.min())
-            best[:, end] = column
-        return _Table(base, within, best)
+                whole = self.whole_seconds(base, level, within, starts[:1], int(end), machines)
+                seconds[machines - 1, 0] = whole[0]
+            if self.memory_bytes is not None:
+                best[:, end] = self._within_memory(level, best, seconds, starts, int(end))
+            elif total <= _FEW_MACHINES:
+                best[1:, end] = _combine_at_once(best[:, starts], seconds, total)
+            else:
+                best[1:, end] = _combine(best[:, starts], seconds, total)
+        return best
 
-    def all_ranges(self, base: _Base, level: Level, within: int) -> _Table:
-        """Best split of every range of two states, one inside the other."""
-        count, total = len(self.sets), level.machines
-        if (total + 1) * count * count * 8 > _TABLE_LIMIT_BYTES:
+    def _within_memory(
+        self, level: Level, best: FloatArray, seconds: FloatArray, starts: IntArray, end: int
+    ) -> FloatArray:
+        """The same for one end, where each number of machines has its own memory check."""
+        column = np.full(level.machines + 1, np.inf)
+        for machines in range(1, len(seconds) + 1):
+            last = seconds[machines - 1]
+            for used in range(machines, level.machines + 1):
+                big = self.too_big(level, starts, end, machines, used)
+                slower = np.maximum(best[used - machines, starts], np.where(big, np.inf, last))
+                column[used] = min(column[used], slower.min())
+        return column
+
+    def all_ranges(self, base: _Base, level: Level, within: int) -> FloatArray:
+        """[starts, ends]: best split of every range over all machines of the level.
+
+        Raises:
+            DownSetLimitError: if there are too many ranges.
+        """
+        count = len(self.sets)
+        if count * count * 8 > _TABLE_LIMIT_BYTES:
             raise DownSetLimitError(
                 "The graph has too many down-sets for PipeDream with several machine levels",
                 expected=f"a table of at most {_TABLE_LIMIT_BYTES} bytes",
                 got=f"{count} down-sets",
                 fix="Coarsen the graph first, for instance by fusing chains",
             )
-        best = np.full((total + 1, count, count), np.inf)
-        best[0, np.arange(count), np.arange(count)] = 0.0
-        widest = 1 if self.straight else total
-        for end in range(1, count):
-            self.check()
-            starts = self.sets.below(end)
-            # before[m, i, k]: range from starts[i] to starts[k] on m machines.
-            before = best[:, starts[:, None], starts[None, :]]
-            column = np.full((total + 1, len(starts)), np.inf)
-            for machines in range(1, widest + 1):
-                seconds = self.stage_seconds(base, level, starts, end, machines)
-                whole = self.whole_seconds(base, level, within, starts, end, machines)
-                for used in range(machines, total + 1):
-                    big = self.too_big(level, starts, end, machines, used)
-                    if used == machines:
-                        slowest = np.where(big, np.inf, whole)
-                    else:
-                        last = np.where(big, np.inf, seconds)
-                        slowest = np.maximum(before[used - machines], last).min(axis=1)
-                    np.minimum(column[used], slowest, out=column[used])
-            best[:, starts, end] = column
-        return _Table(base, within, best)
+        found = np.full((count, count), np.inf)
+        for start in range(count):
+            found[start] = self.from_start(base, level, within, start)[level.machines]
+        return found
+
+
+def _combine(before: FloatArray, seconds: FloatArray, total: int) -> FloatArray:
+    """[used - 1]: the least, over all last stages, of the slower of it and what is before it."""
+    column = np.full(total + 1, np.inf)
+    for machines in range(1, len(seconds) + 1):
+        slowest = np.maximum(before[: total + 1 - machines], seconds[machines - 1]).min(axis=1)
+        np.minimum(column[machines:], slowest, out=column[machines:])
+    return column[1:]
+
+
+def _combine_at_once(before: FloatArray, seconds: FloatArray, total: int) -> FloatArray:
+    """The same in few calls, for short arrays."""
+    pairs = [(u, m) for u in range(1, total + 1) for m in range(1, min(u, len(seconds)) + 1)]
+    earlier = [u - m for u, m in pairs]
+    last = [m - 1 for _, m in pairs]
+    slowest = np.maximum(before[earlier], seconds[last]).min(axis=1)
+    firsts = [i for i, (u, m) in enumerate(pairs) if m == 1]
+    return np.asarray(np.minimum.reduceat(slowest, firsts))
 
 
 def _stages(
-    search: _Search, tables: Sequence[_Table], levels: Sequence[Level], end: int
+    search: _Search, bases: Sequence[_Base], levels: Sequence[Level], end: int
 ) -> tuple[ReplicatedStage, ...]:
-    """Follows the tables back from the outermost level to the stages of the innermost."""
+    """Follows the splits back from the outermost level to the stages of the innermost."""
     ranges = [(0, end, 1)]
     for number in range(len(levels) - 1, -1, -1):
         inner: list[tuple[int, int, int]] = []
+        within = levels[number - 1].machines if number else 1
         for start, stop, outer in ranges:
-            split = _split(search, tables[number], levels[number], start, stop)
+            split = _split(search, bases[number], levels[number], within, start, stop)
             inner.extend((low, high, outer * machines) for low, high, machines in split)
         ranges = inner
     return tuple(
@@ -312,39 +307,31 @@ def _stages(
 
 
 def _split(
-    search: _Search, table: _Table, level: Level, start: int, stop: int
+    search: _Search, base: _Base, level: Level, within: int, start: int, stop: int
 ) -> list[tuple[int, int, int]]:
-    """The stages (start, end, machines) of one range, in order."""
+    """The stages (start, end, machines) of one range, in order.
+
+    Of equally good last stages the one on the fewest machines is taken, then the longest.
+    """
+    best = search.from_start(base, level, within, start)
     found: list[tuple[int, int, int]] = []
     used, end = level.machines, stop
     while end != start:
-        starts = search.sets.below(end)
-        seconds = table.seconds if table.seconds.ndim == 2 else table.seconds[:, start, :]
-        low, machines = _witness(search, table, level, starts, end, used, seconds, start)
+        starts = search.sets.between(start, end)
+        widest = 1 if search.straight else used
+        seconds = search.all_stage_seconds(base, level, starts, end, widest)
+        for machines in range(1, widest + 1):
+            whole = search.whole_seconds(base, level, within, starts[:1], end, machines)
+            last = seconds[machines - 1]
+            last[0] = whole[0]
+            big = search.too_big(level, starts, end, machines, used)
+            slowest = np.maximum(best[used - machines, starts], np.where(big, np.inf, last))
+            hits = np.flatnonzero(slowest == best[used, end])
+            if len(hits):
+                break
+        else:
+            raise AssertionError("the table names a value that no stage attains")
+        low = int(starts[hits[0]])
         found.append((low, end, machines))
         used, end = used - machines, low
     return found[::-1]
-
-
-def _witness(
-    search: _Search,
-    table: _Table,
-    level: Level,
-    starts: IntArray,
-    end: int,
-    used: int,
-    best: FloatArray,
-    start: int,
-) -> tuple[int, int]:
-    """The first (fewest machines, smallest start) last stage that gives ``best[used, end]``."""
-    target = best[used, end]
-    for machines in range(1, (1 if search.straight else used) + 1):
-        seconds = search.stage_seconds(table.base, level, starts, end, machines)
-        whole = search.whole_seconds(table.base, level, table.within, starts, end, machines)
-        seconds = np.where(starts == start, whole, seconds)
-        big = search.too_big(level, starts, end, machines, used)
-        slowest = np.maximum(best[used - machines, starts], np.where(big, np.inf, seconds))
-        hits = np.flatnonzero(slowest == target)
-        if len(hits):
-            return int(starts[hits[0]]), machines
-    raise AssertionError("the table names a value that no stage attains")

@@ -146,6 +146,10 @@ class _Move:
         self.saving_b = b[rows, fast] - b[rows, self.other]
         self.sets = sets
         self.bound = bound
+        # Bytes that switching every node that gains would save, [y, sets].
+        steps = np.arange(-(-bound // d) + 1)[:, None]
+        gains = self.saving_a * steps + self.saving_b
+        self.savings = np.where(gains > _TIE, gains, 0.0) @ sets.members.T
         self._switches: dict[int, tuple[IntArray, FloatArray, FloatArray]] = {}
 
     def switches(self, y: int) -> tuple[IntArray, FloatArray, FloatArray]:
@@ -174,25 +178,26 @@ class _Move:
         table = np.broadcast_to(plain, (top + 1, len(starts)))
         if float((a * top + b).max()) <= self.limit:
             return table
-        table = table.copy()
-        for y in range(1, top + 1):
-            need = a * y + b - self.limit
-            tight = np.flatnonzero(need > 0)
-            if not len(tight):
-                continue
-            _, saved, lost = self.switches(y)
-            rows = starts[tight]
-            missing = need[tight] - _TIE
-            possible = saved[-1, end] - saved[-1, rows] >= need[tight]
-            low = np.zeros(len(tight), dtype=np.intp)
-            high = np.full(len(tight), len(saved) - 1, dtype=np.intp)
-            while np.any(low < high):
-                middle = (low + high) // 2
-                enough = saved[middle, end] - saved[middle, rows] > missing
-                high = np.where(enough, middle, high)
-                low = np.where(enough, low, middle + 1)
+        need = a * np.arange(top + 1)[:, None] + b - self.limit
+        tight = need > 0
+        most = self.savings[:, end, None] - self.savings[:, starts]
+        table = np.where(tight & (most < need), np.inf, table)
+        tight &= most >= need
+        for y in np.flatnonzero(tight[1:].any(axis=1)) + 1:
+            columns = np.flatnonzero(tight[y])
+            _, saved, lost = self.switches(int(y))
+            rows = starts[columns]
+            missing = need[y, columns] - _TIE
+            low = np.zeros(len(columns), dtype=np.intp)
+            step = 1 << (len(saved) - 1).bit_length()
+            # The first prefix of the switches that saves enough, by bisection.
+            while step:
+                middle = np.minimum(low + step, len(saved)) - 1
+                short = saved[middle, end] - saved[middle, rows] <= missing
+                low = np.where(short, middle + 1, low)
+                step >>= 1
             low = np.minimum(low, len(saved) - 1)
-            table[y, tight] += np.where(possible, lost[low, end] - lost[low, rows], np.inf)
+            table[y, columns] += lost[low, end] - lost[low, rows]
         return table
 
     def configuration(self, nodes: Sequence[int], start: int, end: int, y: int) -> tuple[int, ...]:
@@ -230,6 +235,8 @@ class _Programme:
             )
         # With t = 1 alone the sum of the replicas is the number of devices: one index less.
         self.one_dimension = {move.t for move in self.moves} == {1}
+        if self.one_dimension:
+            self.devices = self.bound
         self._prepare_cuts()
 
     def _prepare_cuts(self) -> None:

@@ -45,15 +45,15 @@ class SearchTimeoutError(PlanError):
 
 
 class Deadline:
-    """A limit on the time that a search takes; ``check`` is called from its loops.
+    """A limit on the CPU time that a search takes; ``check`` is called from its loops.
 
     Args:
-        seconds: From now; None: no limit.
+        seconds: Of this process's CPU time, from now; None: no limit.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
-        self._end = None if seconds is None else time.perf_counter() + seconds
+        self._end = None if seconds is None else time.process_time() + seconds
 
     def check(self) -> None:
         """Does nothing until the time is over.
@@ -61,10 +61,10 @@ class Deadline:
         Raises:
             SearchTimeoutError: from then on.
         """
-        if self._end is not None and time.perf_counter() > self._end:
+        if self._end is not None and time.process_time() > self._end:
             raise SearchTimeoutError(
                 "The search was stopped",
-                expected=f"an end within {self.seconds:g} s",
+                expected=f"an end within {self.seconds:g} s of CPU time",
                 fix="Give it more time, or a coarser graph",
             )
 
