@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from graphpipe.plan.plan import Plan
+import pytest
+
+from graphpipe.plan.plan import Plan, ReduceGroup
 from graphpipe.simulate.predict import prediction_of, with_prediction
 from graphpipe.simulate.simulator import simulate
+from tests.plan.plans import plan_of
+from tests.plan.random_problems import random_problem
+from tests.plan.test_actions import cluster_for
 from tests.simulate.test_simulator import chain_plan
 
 
@@ -26,3 +31,21 @@ def test_a_plan_with_its_prediction_survives_json() -> None:
     assert plan.prediction.iteration_ns == 109
     assert Plan.from_json(plan.to_json()) == plan
     assert with_prediction(chain_plan()).prediction == plan.prediction
+
+
+@pytest.mark.parametrize("network", ["channel", "shared"])
+def test_both_ways_to_the_figures_agree(network: str) -> None:
+    for seed in range(40):
+        problem = random_problem(seed)
+        world = problem.world_size
+        groups = [ReduceGroup(ranks=(0, world), parameters=("p",), nbytes=70)]
+        plan = plan_of(
+            problem,
+            cluster_for(2 * world, seed),
+            copies=2,
+            reduce_groups=groups,
+            optimizer_ns=range(2 * world),
+        )
+        timeline = simulate(plan, network=network)  # type: ignore[arg-type]
+        made = with_prediction(plan, network=network).prediction  # type: ignore[arg-type]
+        assert made == prediction_of(plan, timeline)

@@ -167,11 +167,11 @@ def actions_of(
             sender[message.target_stage] + message.target_micro_batch,
         )
 
-    table = sorted(
-        messages(problem, first_sample),
-        key=lambda m: (when[ends(m)[0]], m.kind == "C", m.edge, m.target_micro_batch),
-    )
-    pairs = [ends(message) for message in table]
+    # ``messages`` has those of one task in the order in which it sends them; sorting is stable.
+    found = [(ends(message), message) for message in messages(problem, first_sample)]
+    found.sort(key=lambda item: when[item[0][0]])
+    pairs = [item[0] for item in found]
+    table = [item[1] for item in found]
     outgoing: list[list[int]] = [[] for _ in range(graph.count)]
     incoming: list[list[int]] = [[] for _ in range(graph.count)]
     received: list[list[int]] = [[] for _ in numbers]
@@ -181,6 +181,7 @@ def actions_of(
         received[table[number].target].append(number)
     waits = _send_waits(table, pairs, place, [len(line) for line in numbers])
     ahead = lookahead if ordering == "channel" else 0
+    tasks = [graph.task(number) for number in range(graph.count)]
     out: list[tuple[Action, ...]] = []
     for rank, line in enumerate(numbers):
         order = [when[task] for task in line]
@@ -192,17 +193,17 @@ def actions_of(
         actions: list[Action] = []
         for p, task in enumerate(line):
             for number in posted[p]:
-                actions.append(Action("recv", graph.task(pairs[number][1]), number))
-            this = graph.task(task)
+                actions.append(Action("recv", tasks[pairs[number][1]], number))
+            this = tasks[task]
             for number in incoming[task]:
                 actions.append(Action("wait_recv", this, number))
             for number in waits.get((rank, p), ()):
-                actions.append(Action("wait_send", graph.task(pairs[number][0]), number))
+                actions.append(Action("wait_send", tasks[pairs[number][0]], number))
             actions.append(Action("run", this))
             for number in outgoing[task]:
                 actions.append(Action("send", this, number))
         for number in waits.get((rank, len(line)), ()):
-            actions.append(Action("wait_send", graph.task(pairs[number][0]), number))
+            actions.append(Action("wait_send", tasks[pairs[number][0]], number))
         assert not posted[len(line)]
         out.append(tuple(actions))
     return ActionLists(tuple(table), tuple(out))

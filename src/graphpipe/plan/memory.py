@@ -89,6 +89,10 @@ class _Walk:
         self.steps: list[Step] = [Step(None, "between", self.held)]
         self.buffers: dict[_Buffer, int] = {}
         self.local = self._local_parts()
+        self.reads: dict[tuple[str, int], list[int]] = {}
+        for e, edge in enumerate(problem.edges):
+            self.reads.setdefault(("F", edge.target), []).append(e)
+            self.reads.setdefault(("B", edge.source), []).append(e)
 
     def _local_parts(self) -> dict[Task, list[_Buffer]]:
         """Buffers on this rank that each task of it fills a part of."""
@@ -136,11 +140,10 @@ class _Walk:
 
     def _release(self, task: Task) -> int:
         """Bytes of the buffers that a task has taken."""
-        total = 0
-        for e, edge in enumerate(self.problem.edges):
-            if task.stage == (edge.target if task.kind == "F" else edge.source):
-                total += self.buffers.pop((task.kind, e, task.micro_batch), 0)
-        return total
+        return sum(
+            self.buffers.pop((task.kind, e, task.micro_batch), 0)
+            for e in self.reads.get((task.kind, task.stage), ())
+        )
 
     def follow(self, lists: ActionLists) -> tuple[Step, ...]:
         """The steps of the rank."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from pydantic import field_validator
@@ -68,8 +69,9 @@ class Schedule(Record):
         lines = tuple(" ".join(str(task) for task in line) for line in tasks)
         return cls(lines=lines, builder=builder, priority=priority, lead=tuple(lead))
 
-    @property
+    @cached_property
     def tasks(self) -> tuple[tuple[Task, ...], ...]:
+        """The task lists by rank."""
         return tuple(tuple(parse_task(item) for item in line.split()) for line in self.lines)
 
     @field_validator("lines")

@@ -44,8 +44,41 @@ def simulate(
     Raises:
         ScheduleError: if the schedule deadlocks or names tasks that do not exist.
     """
+    parts, owned, runs, finished = run_plan(
+        plan, network=network, batch_size=batch_size, training=training
+    )
+    events = [*_tasks(parts, runs), *_finishes(finished)]
+    timeline = Timeline(
+        world_size=plan.world_size,
+        iteration_ns=max(done.end_ns for done in finished),
+        network=network,
+        events=tuple(sorted(events, key=lambda e: (e.rank, e.start_ns, e.end_ns))),
+        transfers=tuple(_transfers(parts, runs, owned)),
+        peak_in_flight=peak_in_flight(parts, runs),
+        stage_names=tuple(stage.name for stage in plan.stages),
+    )
+    curves = memory_curves(plan, timeline, batch_size=batch_size, training=training)
+    return timeline.model_copy(update={"peak_memory": peaks(curves)})
+
+
+Parts = list[tuple[TaskGraph, list[list[int]]]]
+"""The tasks of each copy and their lists by rank."""
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    network: Literal["channel", "shared"],
+    batch_size: int | None = None,
+    training: bool = True,
+) -> tuple[Parts, list[SampleRange], list[OrderedRun], list[Finish]]:
+    """Simulates a plan; see :func:`simulate`.
+
+    Returns:
+        By copy its tasks and lists, its samples, and its run; by rank what follows the tasks.
+    """
     lines = schedule_for(plan, batch_size, training=training).tasks
-    parts: list[tuple[TaskGraph, list[list[int]]]] = []
+    parts: Parts = []
     owned: list[SampleRange] = []
     for copy in range(plan.copies):
         problem, samples = problem_of(plan, copy, batch_size, training=training)
@@ -60,18 +93,7 @@ def simulate(
         runs = [run_ordered(*part, plan.cluster, record=True) for part in parts]
     groups = [(group.ranks, group.nbytes) for group in plan.reduce_groups] if training else []
     finished = finish(runs, plan.cluster, groups, plan.optimizer_ns if training else ())
-    events = [*_tasks(parts, runs), *_finishes(finished)]
-    timeline = Timeline(
-        world_size=plan.world_size,
-        iteration_ns=max(done.end_ns for done in finished),
-        network=network,
-        events=tuple(sorted(events, key=lambda e: (e.rank, e.start_ns, e.end_ns))),
-        transfers=tuple(_transfers(parts, runs, owned)),
-        peak_in_flight=_peak_in_flight(parts, runs),
-        stage_names=tuple(stage.name for stage in plan.stages),
-    )
-    curves = memory_curves(plan, timeline, batch_size=batch_size, training=training)
-    return timeline.model_copy(update={"peak_memory": peaks(curves)})
+    return parts, owned, runs, finished
 
 
 def _tasks(parts: list[tuple[TaskGraph, list[list[int]]]], runs: list[OrderedRun]) -> list[Event]:
@@ -107,7 +129,7 @@ def _finishes(finished: list[Finish]) -> list[Event]:
 
 
 def _transfers(
-    parts: list[tuple[TaskGraph, list[list[int]]]],
+    parts: Parts,
     runs: list[OrderedRun],
     owned: list[SampleRange],
 ) -> list[Transfer]:
@@ -140,9 +162,7 @@ def _transfers(
     return sorted(out, key=lambda t: (t.start_ns, t.source, t.target, t.edge, t.first_sample))
 
 
-def _peak_in_flight(
-    parts: list[tuple[TaskGraph, list[list[int]]]], runs: list[OrderedRun]
-) -> tuple[int, ...]:
+def peak_in_flight(parts: Parts, runs: list[OrderedRun]) -> tuple[int, ...]:
     """Most samples in flight by stage. A stage without a backward holds a micro-batch until
     every consumer's forward of it has ended."""
     count = len(parts[0][0].problem.stages)
