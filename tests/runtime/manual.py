@@ -36,7 +36,7 @@ def manual_plan(
     """A plan with these stages.
 
     An op that no part names goes to the last of the stages that it reads from (the first
-    stage if it reads none). Devices default to one of its own for each replica, copies after
+    stage if it reads none); a group goes to the last of its ops' stages. Devices default to one of its own for each replica, copies after
     one another.
     """
     owner = owners(graph, [part.members for part in parts])
@@ -58,7 +58,7 @@ def manual_plan(
         for i, (part, place) in enumerate(zip(parts, places, strict=True))
     ]
     world = world_size or used * copies
-    cluster = Cluster(devices=tuple(Device(kind="cpu", memory_bytes=1) for _ in range(world)))
+    cluster = Cluster(devices=tuple(Device(kind="cpu", memory_bytes=2**40) for _ in range(world)))
     return assemble(
         graph, None, cluster, choices, batch_size=batch_size, copies=copies, builder=builder
     )
@@ -78,4 +78,8 @@ def owners(graph: ModelGraph, parts: Sequence[str]) -> dict[str, int]:
         ]
         before = [owner[name] for name in op.inputs if name in owner]
         owner[op.name] = (exact or named or [max(before, default=0)])[0]
-    return owner
+    last: dict[int, int] = {}
+    for op in graph.ops:
+        if op.group is not None:
+            last[op.group] = max(last.get(op.group, 0), owner[op.name])
+    return {op.name: owner[op.name] if op.group is None else last[op.group] for op in graph.ops}

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, list[Part], dict[str, object]]] = {
         {},
     ),
     "uneven replicas": (
-        "chain", [Part("a", 1, replicas=3), Part("b", 4, replicas=2), Part("c d", 5)], {}
+        "chain", [Part("a", 1, replicas=3), Part("b", 4, replicas=2), Part("c d", 8)], {}
     ),
     "one device, two stages": (
         "diamond",
@@ -55,9 +55,9 @@ CASES: dict[str, tuple[str, list[Part], dict[str, object]]] = {
     "8 to 2 to 8 with a skip": (
         "skip", [Part("a", 8), Part("b", 2), Part("c", 8), Part("add d", 8)], {}
     ),
-    "sizes that do not divide": (
+    "sizes that do not divide the batch": (
         "unequal",
-        [Part("p", 5), Part("q", 7), Part("r1", 2), Part("r2 r3", 3), Part("cat join", 4)],
+        [Part("p", 5), Part("q", 5), Part("r1", 10), Part("r2 r3", 5), Part("cat join", 5)],
         {},
     ),
     "two copies": (

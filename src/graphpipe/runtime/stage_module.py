@@ -9,7 +9,7 @@ are computed again inside, so that only real activations cross a stage boundary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,41 @@ def build_stage_module(
     module = fx.GraphModule(dict(sorted(root.items())), graph, class_name=name)
     module.graph.lint()
     return module
+
+
+def lift_state(module: fx.GraphModule) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """A stage module as a function of its inputs and its parameters and buffers.
+
+    Reading ``self.decoder.blocks.0.norm.weight`` takes a microsecond or two, for every
+    parameter of every task; an argument takes none.
+
+    Returns:
+        ``forward(micro_batch_size, *tensors, *state)``, and the names of ``state`` in order.
+    """
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    lifted: dict[str, fx.Node] = {}
+    nodes = list(module.graph.nodes)
+    for node in nodes:
+        if node.op == "placeholder":
+            copies[node] = graph.placeholder(node.name)
+    for node in nodes:
+        if node.op == "get_attr" and _attribute(module, str(node.target)) is not None:
+            target = str(node.target)
+            if target not in lifted:
+                lifted[target] = graph.placeholder(f"state_{len(lifted)}")
+            copies[node] = lifted[target]
+    for node in nodes:
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(module, graph, class_name=type(module).__name__).forward, tuple(lifted)
+
+
+def _attribute(module: nn.Module, path: str) -> torch.Tensor | None:
+    """The tensor of that path; None where the path names a module."""
+    owner, _, leaf = path.rpartition(".")
+    value = getattr(module.get_submodule(owner), leaf)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def state_names(program: Program, ops: Iterable[str], prep: Iterable[str]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from graphpipe.runtime.randomness import begin_task, generator_of
+from graphpipe.runtime.stage_module import lift_state
 
 Values = tuple[Any, ...]
 
@@ -40,7 +41,7 @@ class StageRunner:
         random: Whether an op of the stage draws random numbers.
         device: Where the stage runs.
         autocast: Makes a fresh autocast context, or None.
-        call: What to call instead of ``module.forward`` (a compiled form).
+        call: What to call instead (a compiled form of the module); not with ``mutated``.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class StageRunner:
         self.recompute = recompute and has_backward
         self.mutated = tuple(mutated)
         self.random = random
-        self._homes = [_home(module, name) for name in mutated]
-        # The tensors that the rank holds: between steps the module uses these.
+        self._call, names = lift_state(module) if call is None else (call, ())
+        # What the forward is called with: parameters, and buffers as they are just now.
+        self._state: list[torch.Tensor] = [_value(module, name) for name in names]
+        self._places = [names.index(name) for name in mutated]
+        # The tensors that the rank holds: between steps the forward uses these.
         self._own = self._buffers()
         self._generator = generator_of(device or torch.device("cpu"))
         self._autocast = autocast
-        self._call: Callable[..., Values] = call or module.forward
 
     def forward(
         self, size: int, arguments: list[Any], seed: tuple[int, int, int], training: bool
@@ -114,29 +117,31 @@ class StageRunner:
         if self.random:
             begin_task(*seed, self._generator)
         if self._autocast is None:
-            return self._call(size, *arguments)
+            return self._call(size, *arguments, *self._state)
         with self._autocast():
-            return self._call(size, *arguments)
+            return self._call(size, *arguments, *self._state)
 
     def _take_buffers(self) -> list[torch.Tensor]:
-        """The buffers that a forward changes; the module goes on with copies of them.
+        """The buffers that a forward changes; the stage goes on with copies of them.
 
         So what a micro-batch saved for its backward is never changed by the next one.
         """
-        if not self._homes:
+        if not self._places:
             return []
         before = self._buffers()
         self._set_buffers([value.clone() for value in before])
         return before
 
     def _buffers(self) -> list[torch.Tensor]:
-        return [getattr(owner, leaf) for owner, leaf in self._homes]
+        return [self._state[place] for place in self._places]
 
     def _set_buffers(self, values: Sequence[torch.Tensor]) -> None:
-        for (owner, leaf), value in zip(self._homes, values, strict=True):
-            setattr(owner, leaf, value)
+        for place, value in zip(self._places, values, strict=True):
+            self._state[place] = value
 
 
-def _home(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _value(module: nn.Module, name: str) -> torch.Tensor:
     path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
+    value = getattr(module.get_submodule(path), leaf)
+    assert isinstance(value, torch.Tensor)
+    return value

@@ -17,6 +17,7 @@ from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.graph.signature import bind_inputs
 from graphpipe.plan.actions import Ordering
 from graphpipe.plan.plan import InputSignature, Plan
+from graphpipe.plan.validate import validate
 from graphpipe.runtime.autocast_types import with_autocast_types
 from graphpipe.runtime.rank_program import dtype_of
 from graphpipe.runtime.variant import Purpose, Variant, map_plan
@@ -39,6 +40,7 @@ class VariantCache:
 
     Raises:
         RuntimeSetupError: if the graph is not the one that was planned.
+        PlanError: if the plan breaks a rule.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class VariantCache:
         if graph is None:
             graph = self._capture_again()
         _check_same(plan, graph)
+        validate(plan, graph)
         self._graph = graph
         purpose: Purpose = "train" if graph.loss_terms else "predict"
         origin = tuple(range(len(plan.stages)))
