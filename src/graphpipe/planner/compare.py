@@ -1,0 +1,291 @@
+"""``compare``: our planner and the baselines on the same input, in one table.
+
+Every planner gets the same units, costs and cluster, and every plan is judged by the same
+simulator. Baselines run as published: one micro-batch size for all their stages (each is
+tried, the fastest plan that fits is kept), a chain run as a chain. *All freedoms* is our
+own search restricted to chains: micro-batch sizes, replicas, copies, slack, recomputation
+and the simulator, on stages one after the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
+
+from pydantic import Field
+
+from graphpipe.cost.cluster import Cluster
+from graphpipe.cost.table import CostTable
+from graphpipe.errors import InfeasibleError, PlanError
+from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.plan.plan import Plan
+from graphpipe.planner.baselines.downsets import DOWN_SET_LIMIT, DownSetLimitError
+from graphpipe.planner.baselines.recipe import SearchTimeoutError
+from graphpipe.planner.baselines.registry import BASELINES
+from graphpipe.planner.baselines.search import fused_for_baselines, plan_baseline
+from graphpipe.planner.lower_bound import lower_bound
+from graphpipe.planner.search import make_space, plan
+from graphpipe.planner.unit_graph import UnitGraph
+from graphpipe.records import FileRecord, Record
+
+OURS = "gpp"
+CHAIN = "chain"
+PLANNERS = (OURS, CHAIN, *BASELINES)
+"""Everything that ``compare`` can run, in the order of its rows."""
+
+FUSE_LIMITS = (DOWN_SET_LIMIT, 8_000, 2_000, 500, 100)
+"""Down-sets to which chains are fused, one after the other, where a baseline does not end."""
+
+_FAMILIES = {OURS: ("graph", "chain"), CHAIN: ("chain", "sequential")}
+
+
+class ComparisonRow(Record):
+    """What one planner found for one input; the figures of a plan are None without one.
+
+    Attributes:
+        model: Name of the graph.
+        planner: One of :data:`PLANNERS`.
+        variant: ``ours``, ``all freedoms`` or ``as published``.
+        devices: Devices of the cluster.
+        batch_size: B, samples.
+        memory_bytes: Of the smallest device.
+        units: Nodes of the graph that was searched.
+        fused: Chains were fused first, because the planner did not end on the graph.
+        search_seconds: CPU time of the search, scheduling and simulation of candidates included
+            for ours, over all micro-batch sizes for the others.
+        longest_seconds: CPU time for the micro-batch size that took longest.
+        iteration_ns: Simulated iteration.
+        throughput: Samples per second.
+        ratio: Throughput of ours over this one's; 1 for ours.
+        bottleneck_ns: Busy time of the busiest device.
+        bubble: Idle share of the devices in use.
+        depth: Stages on the longest path.
+        stages: How many there are.
+        copies: R.
+        micro_batches: Sizes of the stages' micro-batches, without repeats, ascending.
+        peak_memory_bytes: Of the fullest device.
+        lower_bound_ns: No plan is faster.
+        lower_bound_gap: Share of the iteration above the bound: iteration / bound - 1.
+        note: Why there is no plan, or why the graph was fused.
+    """
+
+    model: str
+    planner: str
+    variant: str
+    devices: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    memory_bytes: int = Field(ge=0)
+    units: int = Field(ge=0)
+    fused: bool = False
+    search_seconds: float | None = Field(default=None, ge=0)
+    longest_seconds: float | None = Field(default=None, ge=0)
+    iteration_ns: int | None = Field(default=None, ge=0)
+    throughput: float | None = Field(default=None, ge=0)
+    ratio: float | None = Field(default=None, ge=0)
+    bottleneck_ns: int | None = Field(default=None, ge=0)
+    bubble: float | None = Field(default=None, ge=0, le=1)
+    depth: int | None = Field(default=None, ge=0)
+    stages: int | None = Field(default=None, ge=1)
+    copies: int | None = Field(default=None, ge=1)
+    micro_batches: tuple[int, ...] = ()
+    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    lower_bound_ns: int = Field(default=0, ge=0)
+    lower_bound_gap: float | None = None
+    note: str = ""
+
+
+class Comparison(FileRecord):
+    """Rows of one or several comparisons."""
+
+    file_kind: ClassVar[str] = "graphpipe-comparison"
+    file_version: ClassVar[int] = 1
+
+    kind: str = file_kind
+    version: int = file_version
+    rows: tuple[ComparisonRow, ...] = ()
+
+
+class Compared(NamedTuple):
+    """A row with its plan, where there is one."""
+
+    row: ComparisonRow
+    plan: Plan | None
+
+
+class Hopeless:
+    """What is known not to end, so that larger inputs of the same kind are not tried again.
+
+    A baseline that did not end on a graph with some number of devices will not end on the
+    same graph with as many or more.
+    """
+
+    def __init__(self) -> None:
+        self._devices: dict[tuple[str, str, int], int] = {}
+
+    def note(self, planner: str, graph: str, limit: int, devices: int) -> None:
+        key = (planner, graph, limit)
+        self._devices[key] = min(devices, self._devices.get(key, devices))
+
+    def __call__(self, planner: str, graph: str, limit: int, devices: int) -> int | None:
+        """The number of devices at which it is known, or None."""
+        known = self._devices.get((planner, graph, limit))
+        return known if known is not None and known <= devices else None
+
+
+def compare(
+    graph: ModelGraph,
+    costs: CostTable,
+    cluster: Cluster,
+    batch_size: int,
+    *,
+    planners: Sequence[str] = PLANNERS,
+    time_limit: float | None = 60.0,
+    hopeless: Hopeless | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Compared, ...]:
+    """Runs planners on one input.
+
+    Args:
+        graph: The model and its loss.
+        costs: Its costs.
+        cluster: The devices.
+        batch_size: B, samples.
+        planners: Names from :data:`PLANNERS`; ours always runs, since ratios are to it.
+        time_limit: CPU seconds for each baseline; one that takes longer gets a graph with its
+            chains fused, and the row says so.
+        hopeless: Shared between comparisons, to try nothing twice that did not end.
+        progress: Called with the name of each planner before it runs.
+
+    Returns:
+        A row for each planner, in the order of :data:`PLANNERS`.
+
+    Raises:
+        PlanError: for an unknown planner.
+        CostError: if the costs belong to another graph or lack a kind of device.
+    """
+    unknown = [name for name in planners if name not in PLANNERS]
+    if unknown:
+        raise PlanError(
+            "Unknown planner", expected=", ".join(PLANNERS), got=", ".join(map(repr, unknown))
+        )
+    bound = lower_bound(graph, costs, cluster, batch_size)
+    units = make_space(graph, costs, cluster, batch_size=batch_size, coupled="micro_batch").units
+    empty = ComparisonRow(
+        model=graph.name,
+        planner=OURS,
+        variant="ours",
+        devices=cluster.world_size,
+        batch_size=batch_size,
+        memory_bytes=min(device.memory_bytes for device in cluster.devices),
+        units=len(units),
+        lower_bound_ns=bound.nanoseconds,
+    )
+    found: list[Compared] = []
+    known = hopeless or Hopeless()
+    for name in PLANNERS:
+        if name not in planners and name != OURS:
+            continue
+        if progress is not None:
+            progress(name)
+        if name in _FAMILIES:
+            found.append(_run_ours(name, graph, costs, cluster, batch_size, empty))
+        else:
+            found.append(_run_baseline(name, units, cluster, batch_size, empty, time_limit, known))
+    ours = found[0].row.iteration_ns
+    return tuple(Compared(_with_ratio(item.row, ours), item.plan) for item in found)
+
+
+def _run_ours(
+    name: str,
+    graph: ModelGraph,
+    costs: CostTable,
+    cluster: Cluster,
+    batch_size: int,
+    empty: ComparisonRow,
+) -> Compared:
+    variant = "ours" if name == OURS else "all freedoms"
+    row = empty.model_copy(update={"planner": name, "variant": variant})
+    start = time.process_time()
+    try:
+        best = plan(graph, costs, cluster, batch_size=batch_size, families=_FAMILIES[name])
+    except InfeasibleError as error:
+        return Compared(row.model_copy(update={"note": error.what}), None)
+    taken = time.process_time() - start
+    assert best.prediction is not None
+    filled = _filled(row, best, best.prediction.iteration_ns)
+    return Compared(filled.model_copy(update={"search_seconds": taken}), best)
+
+
+def _run_baseline(
+    name: str,
+    units: UnitGraph,
+    cluster: Cluster,
+    batch_size: int,
+    empty: ComparisonRow,
+    time_limit: float | None,
+    known: Hopeless,
+) -> Compared:
+    row = empty.model_copy(update={"planner": name, "variant": "as published"})
+    reason = ""
+    devices = cluster.world_size
+    for limit in (0, *FUSE_LIMITS):
+        before = known(name, units.graph.name, limit, devices)
+        if before is not None:
+            reason = reason or f"did not end on the graph for {before} devices already"
+            continue
+        try:
+            given = units if not limit else _fused(units, cluster, batch_size, limit)
+            found = plan_baseline(name, given, cluster, batch_size, time_limit=time_limit)
+        except DownSetLimitError:
+            reason = reason or f"refuses the graph: more than {DOWN_SET_LIMIT} down-sets"
+            known.note(name, units.graph.name, limit, 1)
+            continue
+        except SearchTimeoutError:
+            reason = reason or f"did not end within {time_limit:g} s of CPU time"
+            known.note(name, units.graph.name, limit, devices)
+            continue
+        except InfeasibleError as error:
+            return Compared(row.model_copy(update={"note": error.what}), None)
+        filled = _filled(row, found.plan, found.iteration_ns)
+        update = {
+            "units": found.units,
+            "fused": bool(limit),
+            "search_seconds": found.search_seconds,
+            "longest_seconds": found.longest_seconds,
+            "note": f"{reason}; {found.units} units after fusing" if reason else "",
+        }
+        return Compared(filled.model_copy(update=update), found.plan)
+    return Compared(row.model_copy(update={"note": reason}), None)
+
+
+def _fused(units: UnitGraph, cluster: Cluster, batch_size: int, limit: int) -> UnitGraph:
+    typical = max(1, batch_size // (4 * cluster.world_size))
+    return fused_for_baselines(units, cluster, typical, limit)
+
+
+def _filled(row: ComparisonRow, best: Plan, iteration_ns: int) -> ComparisonRow:
+    """The row with the figures of a plan."""
+    prediction = best.prediction
+    assert prediction is not None
+    bound = row.lower_bound_ns
+    return row.model_copy(
+        update={
+            "iteration_ns": iteration_ns,
+            "throughput": best.batch_size * 1e9 / iteration_ns if iteration_ns else None,
+            "bottleneck_ns": prediction.bottleneck_ns,
+            "bubble": prediction.bubble,
+            "depth": prediction.depth,
+            "stages": len(best.stages),
+            "copies": best.copies,
+            "micro_batches": tuple(sorted({stage.micro_batch for stage in best.stages})),
+            "peak_memory_bytes": max(prediction.peak_memory, default=0),
+            "lower_bound_gap": iteration_ns / bound - 1 if bound else None,
+        }
+    )
+
+
+def _with_ratio(row: ComparisonRow, ours: int | None) -> ComparisonRow:
+    if row.iteration_ns is None or not ours:
+        return row
+    return row.model_copy(update={"ratio": row.iteration_ns / ours})

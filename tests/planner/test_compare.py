@@ -1,0 +1,107 @@
+"""The comparison table: one row a planner, the same input for all, honest about limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphpipe.errors import PlanError
+from graphpipe.plan.validate import validate
+from graphpipe.planner.compare import (
+    CHAIN,
+    OURS,
+    PLANNERS,
+    Comparison,
+    ComparisonRow,
+    Hopeless,
+    compare,
+)
+from tests.planner.synthetic import cluster_of, towers
+
+_CLUSTER = cluster_of(5, bandwidth=1e10, latency=1e-5)
+
+
+def test_every_planner_has_a_row_with_the_figures_of_its_plan() -> None:
+    file = towers(3, 2, 2)
+    found = compare(file.graph, file.costs, _CLUSTER, 16)
+    assert [item.row.planner for item in found] == list(PLANNERS)
+    bound = found[0].row.lower_bound_ns
+    for row, plan in found:
+        assert plan is not None
+        validate(plan, file.graph)
+        assert row.iteration_ns is not None
+        assert row.iteration_ns >= bound == row.lower_bound_ns
+        assert row.throughput == pytest.approx(16e9 / row.iteration_ns)
+        assert row.stages == len(plan.stages)
+        assert row.search_seconds is not None
+        assert row.ratio == pytest.approx(row.iteration_ns / found[0].row.iteration_ns)
+        assert row.lower_bound_gap == pytest.approx(row.iteration_ns / bound - 1)
+        assert not row.fused
+        assert row.note == ""
+    assert {row.variant for row, _ in found} == {"ours", "all freedoms", "as published"}
+
+
+def test_ours_is_never_behind_the_others_on_towers() -> None:
+    for branches, layers, trunk in ((4, 2, 1), (3, 3, 3), (2, 5, 2)):
+        file = towers(branches, layers, trunk)
+        for row, _ in compare(file.graph, file.costs, _CLUSTER, 20):
+            assert row.ratio is not None
+            assert row.ratio >= 1.0 - 1e-9, row.planner
+
+
+def test_only_the_planners_asked_for_run_and_ours() -> None:
+    file = towers(2, 1, 1)
+    seen: list[str] = []
+    found = compare(
+        file.graph, file.costs, _CLUSTER, 8, planners=["1f1b", CHAIN], progress=seen.append
+    )
+    assert [item.row.planner for item in found] == seen == [OURS, CHAIN, "1f1b"]
+
+
+def test_an_unknown_planner_is_named() -> None:
+    file = towers(2, 1, 1)
+    with pytest.raises(PlanError, match=r"pipedream.*'alpa'"):
+        compare(file.graph, file.costs, _CLUSTER, 8, planners=["alpa"])
+
+
+def test_a_baseline_that_refuses_the_graph_gets_a_fused_one_and_says_so() -> None:
+    file = towers(6, 6, 1)
+    known = Hopeless()
+    found = compare(
+        file.graph, file.costs, cluster_of(3), 4, planners=["piper"], time_limit=0.3, hopeless=known
+    )
+    row = found[-1].row
+    assert row.fused
+    assert row.units < found[0].row.units
+    assert "down-sets" in row.note
+    assert row.iteration_ns is not None
+    assert known("piper", file.graph.name, 0, 3) == 1
+
+
+def test_without_memory_the_row_says_why_there_is_no_plan() -> None:
+    file = towers(1, 4, 0)
+    # One device holds the parameters of one layer and a little.
+    cluster = cluster_of(4, memory_bytes=16e6 + 4e6, bandwidth=1e10)
+    found = {item.row.planner: item for item in compare(file.graph, file.costs, cluster, 4)}
+    lacking = found["data-parallel"]
+    assert lacking.plan is None
+    assert lacking.row.iteration_ns is None
+    assert "memory" in lacking.row.note
+    assert found[OURS].plan is not None
+
+
+def test_what_did_not_end_is_not_tried_with_more_devices() -> None:
+    known = Hopeless()
+    known.note("piper", "g", 2000, 8)
+    assert known("piper", "g", 2000, 4) is None
+    assert known("piper", "g", 2000, 16) == 8
+    assert known("pipedream", "g", 2000, 16) is None
+
+
+def test_rows_are_a_file(tmp_path: Path) -> None:
+    row = ComparisonRow(
+        model="m", planner=OURS, variant="ours", devices=2, batch_size=4, memory_bytes=1, units=3
+    )
+    Comparison(rows=(row,)).save(tmp_path / "rows.json")
+    assert Comparison.load(tmp_path / "rows.json").rows == (row,)
