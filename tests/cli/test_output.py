@@ -14,8 +14,8 @@ def say_everything(output: Output) -> None:
     output.text("[red]a text[/red]")
     output.table("things", ("name", "count"), [("first", 1), ("second", 22)])
     output.note("a remark")
-    with output.progress("working", 3) as tick:
-        tick(1, note="so far")
+    with output.progress("working") as tick:
+        tick(1, 3, note="so far")
     output.result({"times": TaskTimes(forward_ns=3)})
 
 

@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -55,6 +56,9 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Call
         @functools.wraps(function)
         def run(*, as_json: bool, quiet: bool, debug: bool, **options: Any) -> None:
             output = Output(as_json=as_json, quiet=quiet)
+            warnings.showwarning = lambda message, *_args, **_kw: output.note(
+                f"Warning: {' '.join(str(message).split())}"
+            )
             try:
                 function(output, **options)
             except KeyboardInterrupt:

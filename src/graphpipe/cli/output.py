@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -29,11 +29,39 @@ PLAIN_WIDTH = 160
 """Columns of a table that goes into a pipe."""
 
 
-class Ticker(Protocol):
-    """What a progress bar is told."""
+class Bar:
+    """A progress bar; shows nothing where there is no terminal, or quiet was asked for.
+
+    It appears with the first call, so it may be made in one process and used in a child.
+    """
+
+    def __init__(self, description: str, bars: Progress | None) -> None:
+        self._bars = bars
+        self._shown = False
+        if bars is not None:
+            self._task = bars.add_task(description, total=None, note="")
+
+    @property
+    def console(self) -> Console | None:
+        """Where to print while the bar is shown; None while it is not."""
+        return self._bars.console if self._bars is not None and self._shown else None
 
     def __call__(self, done: int, total: int | None = None, note: str = "") -> None:
-        """``done`` of ``total`` steps; ``note`` stands beside the bar."""
+        """``done`` of ``total`` steps; ``note`` stands beside the bar. The last step closes it."""
+        if self._bars is None:
+            return
+        if not self._shown:
+            self._bars.start()
+            self._shown = True
+        self._bars.update(self._task, completed=done, total=total, note=note)
+        if done == total:
+            self.close()
+
+    def close(self) -> None:
+        """Takes the bar off the screen."""
+        if self._bars is not None and self._shown:
+            self._bars.stop()
+            self._shown = False
 
 
 class Output:
@@ -49,6 +77,7 @@ class Output:
         self.quiet = quiet
         self._out = Console()
         self._err = Console(stderr=True)
+        self._bar: Bar | None = None
         if not self._out.is_terminal:
             self._out = Console(width=PLAIN_WIDTH, no_color=True)
 
@@ -60,7 +89,7 @@ class Output:
     def text(self, value: object) -> None:
         """Prints ``str(value)`` as it is, unless quiet or JSON was asked for."""
         if not self.quiet and not self.as_json:
-            self._out.print(Text(str(value)), soft_wrap=True)
+            self._console().print(Text(str(value)), soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Prints a table; numbers are set to the right."""
@@ -73,7 +102,7 @@ class Output:
             table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
         for row in body:
             table.add_row(*(Text(cell) for cell in row))
-        self._out.print(table)
+        self._console().print(table)
 
     def note(self, value: object) -> None:
         """Prints a remark to standard error, unless quiet."""
@@ -85,29 +114,36 @@ class Output:
         if self.as_json:
             print(json.dumps(value, indent=1, default=_jsonable, allow_nan=False))
 
-    @contextmanager
-    def progress(self, description: str, total: int | None = None) -> Iterator[Ticker]:
-        """A progress bar on standard error; nothing where that is not a terminal, or quiet."""
+    def bar(self, description: str) -> Bar:
+        """A progress bar on standard error, until its last step or until it is closed."""
         if self.quiet or not self._err.is_terminal:
-            yield lambda done, total=None, note="": None
-            return
-        columns = (
+            return Bar(description, None)
+        bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
+            console=self._err,
+            transient=True,
         )
-        with Progress(*columns, console=self._err, transient=True) as bars:
-            task = bars.add_task(description, total=total, note="")
+        self._bar = Bar(description, bars)
+        return self._bar
 
-            def tick(done: int, total: int | None = None, note: str = "") -> None:
-                if total is not None:
-                    bars.update(task, total=total)
-                bars.update(task, completed=done, note=note)
+    @contextmanager
+    def progress(self, description: str) -> Iterator[Bar]:
+        """A progress bar for the time of a block."""
+        bar = self.bar(description)
+        try:
+            yield bar
+        finally:
+            bar.close()
 
-            yield tick
+    def _console(self) -> Console:
+        """Standard output; on a terminal, the bar's console while there is one."""
+        live = None if self._bar is None else self._bar.console
+        return live if live is not None and self._out.is_terminal else self._out
 
 
 def _jsonable(value: object) -> Any:
