@@ -63,15 +63,15 @@ def estimate(space: Space, layout: Layout) -> Estimate | None:
             delay.append((latency * 1e9, latency * 1e9))
             continue
         size = min(numbers[edge.source].micro_batch, numbers[edge.target].micro_batch)
-        scale = 1e9 / bandwidth
+        crossing = devices[here[0]].node != devices[there[0]].node
+        scale = 1e9 / bandwidth * (per_nic if crossing and layout.far else 1)
         delay.append(
             (
                 latency * 1e9 + edge.forward_bytes * size * scale,
                 latency * 1e9 + edge.backward_bytes * size * scale,
             )
         )
-        crossing = devices[here[0]].node != devices[there[0]].node
-        share = samples * scale * (per_nic if crossing else 1)
+        share = samples * scale
         source, target = structure.part[edge.source], structure.part[edge.target]
         wire[source] += edge.forward_bytes * share / layout.replicas[source]
         wire[target] += edge.backward_bytes * share / layout.replicas[target]

@@ -57,7 +57,7 @@ def score(
         for rank in ranks[part][: layout.replicas[part]]:
             if rank in number:
                 after[number[rank]] = round(extra)
-    waits = delays(space, problem)
+    waits = delays(space, problem, far=layout.far)
     stages = tuple(
         stage._replace(devices=tuple(number[rank] for rank in stage.devices))
         for stage in problem.stages
@@ -96,15 +96,20 @@ def _shorter(problem: PipelineProblem, most_tasks: int) -> int:
         return samples
     step = max(stage.micro_batch * stage.replicas * stage.block for stage in problem.stages)
     deepest = max(stage.in_flight for stage in problem.stages)
-    enough = max(samples * most_tasks // tasks, 2 * deepest)
+    enough = max(samples * most_tasks // tasks, deepest + deepest // 2)
     shorter = -(-enough // step) * step
     return shorter if shorter < 0.8 * samples else samples
 
 
-def delays(space: Space, problem: PipelineProblem) -> list[tuple[int, int]]:
-    """By edge, nanoseconds of a message forward and backward, between the first replicas."""
+def delays(space: Space, problem: PipelineProblem, *, far: bool) -> list[tuple[int, int]]:
+    """By edge, nanoseconds of a message forward and backward, between the first replicas.
+
+    ``far``: the copies of a stage lie side by side, so that they use a shared network card
+    at the same time.
+    """
     out = []
-    stages = problem.stages
+    stages, devices = problem.stages, space.cluster.devices
+    sharing = space.cluster.network.devices_per_nic
     for edge in problem.edges:
         source, target = stages[edge.source], stages[edge.target]
         here, there = source.devices[0], target.devices[0]
@@ -116,6 +121,8 @@ def delays(space: Space, problem: PipelineProblem) -> list[tuple[int, int]]:
         latency, bandwidth = space.cluster.link(here, there)
         size = min(source.micro_batch, target.micro_batch)
         scale = 0.0 if bandwidth is None else 1e9 / bandwidth
+        if far and devices[here].node != devices[there].node:
+            scale *= sharing
         out.append(
             (
                 round(latency * 1e9 + (edge.forward_bytes * size + edge.forward_fixed) * scale),

@@ -70,7 +70,9 @@ class Search:
 
     def run(self) -> Found | None:
         """Searches; None where no layout fits the memory (see ``best_lacking``)."""
-        starts = self._starts()
+        starts = self._starts(tiny=False)
+        if self.best_lacking is not None or not starts:
+            starts = self._starts(tiny=True) or starts
         polished = self._polish(starts)
         self._schedule(polished)
         self._refine()
@@ -86,12 +88,12 @@ class Search:
             self.progress(self.judged, seconds)
         return True
 
-    def _starts(self) -> list[Seed]:
+    def _starts(self, *, tiny: bool) -> list[Seed]:
         space, freedom = self.space, self.freedom
         known = Orders(space)
         best = float("inf")
         ranked: list[tuple[bool, float, Plane]] = []
-        for point in planes(space, freedom):
+        for point in planes(space, freedom, tiny=tiny):
             if point.bound > best * _QUICK_TOLERANCE:
                 break
             for seed in seeds_at(space, freedom, point, known, quick=True):
@@ -114,6 +116,7 @@ class Search:
             out.values(),
             key=lambda s: (s.estimate.lacking > 0, s.estimate.iteration_ns, s.layout),
         )
+        self.best_lacking = None
         if seeds and seeds[0].estimate.lacking > 0:
             self.best_lacking = min(seeds, key=lambda s: (s.estimate.lacking, s.layout))
         return seeds

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from graphpipe.plan.assemble import StageChoice, assemble
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.ranges import copy_range, micro_batch_count
-from graphpipe.plan.schedule import Task
 from graphpipe.planner.explore import Found
 from graphpipe.planner.lower_bound import lower_bound
 from graphpipe.planner.space import Space
+from graphpipe.simulate.light import simulate_problem
 from graphpipe.simulate.predict import with_prediction
 
 
@@ -27,18 +26,39 @@ def realise(
     """
     graph = space.units.graph
     bound = lower_bound(graph, space.units.costs, space.cluster, space.batch_size).nanoseconds
-    best: Plan | None = None
-    for found in finalists:
-        plan = with_prediction(to_plan(space, found, notes, planner), lower_bound_ns=bound)
-        if best is None or _iteration(plan) < _iteration(best):
-            best = plan
-    assert best is not None
-    return best
+    best = min(finalists, key=lambda found: (contended_ns(space, found), found.key))
+    return with_prediction(to_plan(space, best, notes, planner), lower_bound_ns=bound)
 
 
-def _iteration(plan: Plan) -> int:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_ns
+def contended_ns(space: Space, found: Found) -> int:
+    """Iteration of a scheduled layout where messages share links and network cards.
+
+    One copy is simulated; the others are like it.
+    """
+    layout, score = found.layout, found.score
+    structure = space.structure(layout.assign, layout.merged)
+    assert structure is not None
+    ranks = space.part_ranks(layout)
+    costs, devices = space.units.costs, space.cluster.devices
+    groups: list[tuple[tuple[int, ...], int]] = []
+    optimizer = [0] * space.cluster.world_size
+    for part, stages in enumerate(structure.of_part):
+        nbytes = sum(structure.facts[s].gradient for s in stages)
+        if nbytes and len(ranks[part]) > 1:
+            groups.append((ranks[part], round(nbytes)))
+        for rank in ranks[part]:
+            per_byte = costs.device_costs(devices[rank].kind).optimizer_seconds_per_byte
+            optimizer[rank] = round(nbytes * per_byte * 1e9)
+    problem = space.problem(layout)
+    assert problem is not None
+    return simulate_problem(
+        problem,
+        score.timed.lines,
+        space.cluster,
+        network="shared",
+        groups=groups,
+        optimizer_ns=optimizer,
+    ).iteration_ns
 
 
 def to_plan(space: Space, found: Found, notes: Sequence[str], planner: str) -> Plan:
@@ -78,27 +98,7 @@ def to_plan(space: Space, found: Found, notes: Sequence[str], planner: str) -> P
         choices,
         batch_size=space.batch_size,
         copies=layout.copies,
-        lines=_lines(space, found, ranks),
+        lines=found.score.graph.tasks(found.score.timed.lines),
         planner=planner,
         notes=tuple(notes),
     )
-
-
-def _lines(space: Space, found: Found, ranks: Sequence[tuple[int, ...]]) -> list[list[Task]]:
-    """Task lists of all ranks: those of copy 0, repeated on the devices of the others.
-
-    The schedule is that of the largest copy; a smaller one leaves out what it has not.
-    """
-    layout, score = found.layout, found.score
-    tasks = score.graph.tasks(score.timed.lines)
-    stages = score.graph.problem.stages
-    out: list[list[Task]] = [[] for _ in range(space.cluster.world_size)]
-    for copy in range(layout.copies):
-        samples = len(copy_range(copy, layout.copies, space.batch_size))
-        counts = [micro_batch_count(samples, stage.micro_batch) for stage in stages]
-        for part, per_copy in enumerate(layout.replicas):
-            for q in range(per_copy):
-                out[ranks[part][copy * per_copy + q]] = [
-                    task for task in tasks[ranks[part][q]] if task.micro_batch < counts[task.stage]
-                ]
-    return out

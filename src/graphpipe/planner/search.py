@@ -23,7 +23,7 @@ from graphpipe.planner.whole import whole_batch_ops
 DEFAULT_BUDGET = 1000
 """Candidates that a search judges unless told otherwise."""
 
-_MOST_COPIES = 20
+_LEAST_USED = 0.8
 
 Progress = Callable[[int, float], None]
 
@@ -263,17 +263,16 @@ def _freedom(
 
 
 def _copies(space: Space, copies: int | Sequence[int] | None, world: int) -> tuple[int, ...]:
-    """Values of R: those given, else all that leave different numbers of devices to a copy."""
+    """Values of R: those given, else the sensible ones."""
     most = min(world, space.batch_size)
     single = space.any_whole or bool(space.pin)
     if copies is None:
         if single:
             return (1,)
-        values = [r for r in range(1, most + 1) if r == world // (world // r)]
-        if len(values) > _MOST_COPIES:
-            # On large clusters those that leave nothing idle, powers of two first.
-            exact = [r for r in values if world % r == 0] or values
-            values = sorted(exact, key=lambda r: (r & (r - 1) > 0, r))[:_MOST_COPIES]
+        exact = {r for r in range(1, most + 1) if world % r == 0}
+        powers = {1 << k for k in range(most.bit_length()) if 1 << k <= most}
+        # Numbers that divide leave nothing idle; a power of two may be worth a few idle devices.
+        values = exact | {r for r in powers if world // r * r >= _LEAST_USED * world}
         return tuple(sorted(values))
     given = (copies,) if isinstance(copies, int) else tuple(copies)
     wrong = [r for r in given if not 1 <= r <= most]

@@ -11,6 +11,12 @@ from graphpipe.planner.estimate import Estimate, estimate
 from graphpipe.planner.layout import Layout
 from graphpipe.planner.space import Space
 
+_LEAST_MOST = 64
+_PER_DEVICE = 8
+_MOST_TASKS = 20_000
+"""A copy gets at most 64 micro-batches, or 8 for each of its devices where that makes no
+more than about 20,000 tasks (some three stages a device)."""
+
 
 class Freedom(NamedTuple):
     """What a search may vary.
@@ -70,8 +76,12 @@ class Seed(NamedTuple):
     point: Plane
 
 
-def planes(space: Space, freedom: Freedom) -> list[Plane]:
-    """All points to cut orders for, the most promising first."""
+def planes(space: Space, freedom: Freedom, *, tiny: bool = False) -> list[Plane]:
+    """All points to cut orders for, the most promising first.
+
+    Sizes that give a copy far more micro-batches than it has devices cost efficiency and
+    save no bubble; they are left out unless ``tiny`` (or named in ``freedom``).
+    """
     world = space.cluster.world_size
     per_node = max(len(node) for node in space.cluster.nodes)
     out: list[Plane] = []
@@ -82,11 +92,14 @@ def planes(space: Space, freedom: Freedom) -> list[Plane]:
         devices = min(devices, max(len(space.units), 1) * max(freedom.replicas))
         samples = space.samples(copies)
         sizes = freedom.micro_batches or micro_batch_sizes(samples)
+        most = max(_LEAST_MOST, min(_PER_DEVICE * devices, _MOST_TASKS // (6 * devices)))
         # Both placements are the same where everything lies in one node, or in one direction.
         same = copies == 1 or devices == 1 or world <= per_node
         for far in (False,) if same else (False, True):
             for batch in sizes:
                 if batch > samples:
+                    continue
+                if not (tiny or freedom.micro_batches) and samples > batch * most:
                     continue
                 for even in (True, False) if max(freedom.replicas) > 1 < devices else (True,):
                     point = Plane(0.0, copies, devices, far, batch, even)

@@ -255,6 +255,7 @@ class Space:
     ) -> list[StageNumbers] | None:
         """Sizes and times of each stage; None if one cannot run at its size."""
         samples = self.samples(layout.copies)
+        fewest = self.batch_size // layout.copies  # samples of the smallest copy
         only = self.kinds[0] if len(self.kinds) == 1 else None
         out: list[StageNumbers] = []
         for s, units in enumerate(structure.stages):
@@ -270,6 +271,9 @@ class Space:
                 size = batch // replicas if batch % replicas == 0 else batch
                 if size > samples:
                     return None
+            if fewest < samples and -(-fewest // size) != -(-samples // size):
+                # Copies run the same task lists.
+                return None
             if only is not None:
                 forward, backward = self.stage_ns(units, only, size)
             else:
