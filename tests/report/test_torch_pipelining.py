@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ def batch() -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor], torch.Te
     return (x,), {"scale": scale}, torch.arange(8) % 3
 
 
+@cache
 def captured() -> tuple[nn.Module, ModelGraph]:
+    """The model and its graph; workers are forked and so have them already."""
     model = Chain().double()
     args, kwargs, targets = batch()
     return model, capture(model, args, kwargs, targets=targets, loss_fn=loss_fn)
@@ -94,9 +97,9 @@ def test_torch_trains_a_chain_plan_as_one_process_does(tmp_path: Path) -> None:
     model, graph = captured()
     (tmp_path / "schedule.csv").write_text(torch_schedule_csv(chain_plan(graph)))
     args, kwargs, targets = batch()
+    by_rank = launch(train, 3, (str(tmp_path),), timeout=60.0, method="fork")
     loss = loss_fn(model(*args, **kwargs), targets)
     loss.backward()
-    by_rank = launch(train, 3, (str(tmp_path),), timeout=60.0)
     for results in zip(*by_rank, strict=True):
         assert results[0][0] is results[1][0] is None
         assert results[2][0] == pytest.approx(loss.item(), abs=1e-12)
