@@ -365,7 +365,7 @@ class _Assembly:
     def _program(self, counts: list[fx.Node]) -> Program:
         c = self._c
         graph = c.normal.graph
-        graph.output(tuple([*(term.node for term in c.terms), *c.normal.values, *counts]))
+        graph.output((*(term.node for term in c.terms), *c.normal.values, *counts))
         root: dict[str, Any] = {**c.normal.modules}
         for node in graph.nodes:
             if node.op == "get_attr" and str(node.target) in c.tensors:

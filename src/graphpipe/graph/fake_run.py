@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from graphpipe.graph.autocast import operator_of
 from graphpipe.graph.opaque import OpaqueSite
-from graphpipe.graph.work import Counter, Counts, backward_counts
+from graphpipe.graph.work import NOTHING, Counter, Counts, backward_counts
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Observation:
     number: object = None
     saves: tuple[tuple[str, int], ...] = ()
     mutates: frozenset[int] = frozenset()
-    forward: Counts = Counts()
-    backward: Counts = Counts()
+    forward: Counts = NOTHING
+    backward: Counts = NOTHING
 
 
 @dataclass(frozen=True)

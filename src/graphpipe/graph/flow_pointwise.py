@@ -76,7 +76,7 @@ def _power(call: Call, values: list[Value]) -> int | None:
     Sums over samples may be added to one another and scaled; a mean may have a constant
     added to it, for the mean of a constant is that constant.
     """
-    numbers = [number for number in call.numbers()]
+    numbers = list(call.numbers())
     powers = [value.flow.power for value in values]
     sums = sum(value.flow.kind is Kind.SUM for value in values)
     if not sums and not numbers and not any(powers):

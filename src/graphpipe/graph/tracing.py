@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -28,7 +29,12 @@ from torch.utils import _pytree as pytree
 from graphpipe.errors import CaptureError
 from graphpipe.graph.opaque import OpaqueCalls
 from graphpipe.graph.signature import Signature, accepts_targets
-from graphpipe.graph.watch import ModuleStack, refuse_autograd_functions, user_frame
+from graphpipe.graph.watch import (
+    ModuleStack,
+    refuse_autograd_functions,
+    symbolic_len,
+    user_frame,
+)
 
 MODEL_PREFIX = "model."
 LOSS_PREFIX = "loss_fn."
@@ -63,6 +69,7 @@ class Trace:
 class _Found:
     """What the wrapped model returned while it was traced."""
 
+    shape_env: ShapeEnv | None = None
     loss_names: tuple[str, ...] = ()
     leaves: list[tuple[str, object]] = field(default_factory=list)
     spec: pytree.TreeSpec | None = None
@@ -87,11 +94,11 @@ class _Whole(nn.Module):
         self._found = found
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        found = _Found(shape_env=_shape_env(tensors))
+        self._found.append(found)
         args, kwargs, targets = self._signature.rebuild(tensors)
         output = self.model(*args, **kwargs)
-        leaves, spec = pytree.tree_flatten(output)
-        found = _Found(spec=spec)
-        self._found.append(found)
+        leaves, found.spec = pytree.tree_flatten(output)
         losses: list[torch.Tensor] = []
         own_loss: torch.Tensor | None = None
         if self.loss_fn is not None:
@@ -114,6 +121,16 @@ class _Whole(nn.Module):
             else:
                 found.leaves.append(("constant", leaf))
         return [*losses, *values]
+
+
+def _shape_env(tensors: Sequence[torch.Tensor]) -> ShapeEnv | None:
+    """Where the export keeps what it learns about sizes."""
+    sizes: list[object] = [size for tensor in tensors for size in tensor.shape]
+    for size in sizes:
+        if isinstance(size, torch.SymInt):
+            environment: ShapeEnv = size.node.shape_env
+            return environment
+    return None
 
 
 def _loss_addends(result: object) -> tuple[tuple[str, ...], list[torch.Tensor]]:
@@ -180,6 +197,7 @@ def trace(
         _no_fast_paths(),
         ModuleStack(whole) as stack,
         refuse_autograd_functions(stack),
+        symbolic_len(stack),
         opaque.installed(model),
         torch.enable_grad(),
     ):
@@ -190,7 +208,7 @@ def trace(
         except CaptureError:
             raise
         except Exception as error:
-            raise _explained(error, stack, mode) from error
+            raise _explained(error, stack, found) from error
         module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
     last = found[-1]
@@ -272,7 +290,7 @@ def _no_fast_paths() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _explained(error: Exception, stack: ModuleStack, mode: FakeTensorMode) -> CaptureError:
+def _explained(error: Exception, stack: ModuleStack, found: Sequence[_Found]) -> CaptureError:
     """The error of an export in the words of the user's model."""
     cause = _root(error)
     place = _place(cause.__traceback__ or error.__traceback__, stack)
@@ -292,7 +310,7 @@ def _explained(error: Exception, stack: ModuleStack, mode: FakeTensorMode) -> Ca
         )
     text = str(error)
     if isinstance(cause, ConstraintViolationError) or "Constraints violated" in text:
-        line = _specialising_line(mode)
+        line = _specialising_line(found)
         return CaptureError(
             "The model works only for batches of some sizes, so stages cannot choose their "
             "micro-batch size",
@@ -335,14 +353,17 @@ def _place(trace: TracebackType | None, stack: ModuleStack) -> str:
     return ", ".join(parts) or "the model"
 
 
-def _specialising_line(mode: FakeTensorMode) -> str | None:
-    """The user's line that fixed the batch size, as far as the shape guards know it."""
-    if mode.shape_env is None:
-        return None
-    for guard in mode.shape_env.guards:
-        place = getattr(guard.sloc, "user", None)
-        if place is not None and getattr(guard.expr, "rel_op", "") == "==":
-            return str(place)
+def _specialising_line(found: Sequence[_Found]) -> str | None:
+    """The line that fixed the batch size, where the export has noted it."""
+    for item in found:
+        places = item.shape_env.replacements_slocs if item.shape_env is not None else {}
+        for place in places.values():
+            if place.maybe_user_loc is not None:
+                return str(place.maybe_user_loc)
+            frame = place.framework_loc
+            if isinstance(frame, traceback.FrameSummary):
+                code = linecache.getline(frame.filename, frame.lineno or 0).strip()
+                return f"{frame.filename}:{frame.lineno}: {code}"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import os
 import threading
@@ -95,7 +96,8 @@ def refuse_autograd_functions(stack: ModuleStack) -> Iterator[None]:
     base: Any = _SingleLevelFunction
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> object:
-        if not stack.watching:
+        # The autograd of a torch.library.custom_op is such a function too: that op is kept.
+        if not stack.watching or cls.forward.__module__ == "torch._library.autograd":
             return super(base, cls).apply(*args, **kwargs)
         if issubclass(cls, CheckpointFunction):
             run, _preserve_rng_state, *rest = args
@@ -114,3 +116,26 @@ def refuse_autograd_functions(stack: ModuleStack) -> Iterator[None]:
         yield
     finally:
         del base.apply
+
+
+@contextlib.contextmanager
+def symbolic_len(stack: ModuleStack) -> Iterator[None]:
+    """Lets ``len(x)`` of a traced tensor be its batch size, as ``x.shape[0]`` is.
+
+    Contrastive losses label the pairs with ``torch.arange(len(logits))``, and Python turns
+    what ``__len__`` returns into a plain integer: the batch of the example would be baked in.
+    """
+    original = builtins.len
+
+    def length(value: Any, /) -> Any:
+        if isinstance(value, torch.Tensor) and stack.watching and value.dim():
+            size: object = value.shape[0]
+            if isinstance(size, torch.SymInt):
+                return size
+        return original(value)
+
+    builtins.len = length
+    try:
+        yield
+    finally:
+        builtins.len = original

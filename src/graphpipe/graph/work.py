@@ -34,6 +34,9 @@ class Counts:
         )
 
 
+NOTHING = Counts()
+
+
 class Counter(TorchDispatchMode):
     """Counts the kernels that run within the ``with`` block."""
 
