@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import json
 from itertools import accumulate
+from typing import Any
 
-from graphpipe.report.comparison import ComparisonRow
+from graphpipe.planner.compare import ComparisonRow
 from graphpipe.report.data import EVENT_KINDS, report_data
 from tests.report import factory
 
@@ -78,6 +79,21 @@ def test_edges_sum_their_tensors_and_the_depth_is_the_longest_path() -> None:
 
 def test_it_is_json_without_infinities() -> None:
     plan, timeline = factory.two_towers()
-    rows = (ComparisonRow(planner="piper", note="none found"),)
+    rows = (row("piper", "as published", note="none found"),)
     text = json.dumps(report_data(plan, timeline, None, rows), allow_nan=False)
     assert '"piper"' in text
+
+
+def row(planner: str, variant: str, **more: Any) -> ComparisonRow:
+    size = {"model": "m", "devices": 7, "batch_size": 32, "memory_bytes": 1, "units": 5}
+    return ComparisonRow.model_validate({"planner": planner, "variant": variant, **size, **more})
+
+
+def test_the_plan_shown_is_not_compared_with_itself() -> None:
+    plan, timeline = factory.two_towers()
+    rows = (
+        row("gpp", "ours", iteration_ns=timeline.iteration_ns),
+        row("chain", "all freedoms", iteration_ns=timeline.iteration_ns),
+    )
+    shown = report_data(plan, timeline, None, rows)["comparison"]
+    assert [each["planner"] for each in shown] == ["chain"]

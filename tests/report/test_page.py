@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from graphpipe.errors import PlanError
+from graphpipe.planner.compare import Comparison, ComparisonRow
 from graphpipe.report.page import render, write_report
 from graphpipe.simulate.timeline import Event
 from tests.report import factory
@@ -73,3 +74,15 @@ def test_a_timeline_with_an_unknown_stage_is_refused(tmp_path: Path) -> None:
     wrong = timeline.model_copy(update={"events": (event,)})
     with pytest.raises(PlanError, match="a stage from 0 to 4, got 5"):
         write_report(plan, timeline, measured=wrong, path=tmp_path / "report.html")
+
+
+def test_a_comparison_of_another_model_or_size_is_refused() -> None:
+    plan, timeline = factory.two_towers()
+    row = ComparisonRow(
+        model="two-towers", planner="piper", variant="as published", devices=8, batch_size=32,
+        memory_bytes=1, units=5,
+    )  # fmt: skip
+    with pytest.raises(PlanError, match=r"on 7 devices with 32 samples, got model .* on 8 devices"):
+        render(plan, timeline, comparison=Comparison(rows=(row,)))
+    with pytest.raises(PlanError, match="got no row"):
+        render(plan, timeline, comparison=Comparison())

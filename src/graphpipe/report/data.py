@@ -14,8 +14,8 @@ from typing import Any
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.stage import Stage, StageEdge
 from graphpipe.plan.stage_graph import depth
+from graphpipe.planner.compare import ComparisonRow
 from graphpipe.report.analysis import bubble, busiest, device_uses, recompute_ns
-from graphpipe.report.comparison import ComparisonRow
 from graphpipe.report.words import describe, describe_measured
 from graphpipe.simulate.memory import memory_curves
 from graphpipe.simulate.timeline import Event, Timeline, Transfer
@@ -69,8 +69,18 @@ def report_data(
         "timelines": timelines,
         "words": describe(plan, timeline),
         "words_measured": [] if measured is None else describe_measured(plan, timeline, measured),
-        "comparison": [row.model_dump() for row in comparison],
+        "comparison": [
+            _row(row)
+            for row in comparison
+            # The plan shown is a row of the page anyway.
+            if row.variant != "ours" or row.iteration_ns != timeline.iteration_ns
+        ],
     }
+
+
+def _row(row: ComparisonRow) -> Json:
+    shown = {"planner", "variant", "iteration_ns", "bubble", "depth", "peak_memory_bytes"}
+    return row.model_dump(include={*shown, "search_seconds", "note"})
 
 
 def _stage(stage: Stage) -> Json:

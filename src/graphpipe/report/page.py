@@ -18,7 +18,7 @@ from pathlib import Path
 
 from graphpipe.errors import PlanError
 from graphpipe.plan.plan import Plan
-from graphpipe.report.comparison import ComparisonRow
+from graphpipe.planner.compare import Comparison, ComparisonRow
 from graphpipe.report.data import report_data
 from graphpipe.simulate.timeline import Timeline
 
@@ -43,7 +43,7 @@ def write_report(
     *,
     path: str | os.PathLike[str],
     measured: Timeline | None = None,
-    comparison: Sequence[ComparisonRow] = (),
+    comparison: Comparison | None = None,
 ) -> None:
     """Writes the report of ``plan`` to ``path``.
 
@@ -52,11 +52,12 @@ def write_report(
         timeline: Its predicted iteration, from ``graphpipe.simulate``.
         path: The HTML file to write; it needs nothing but itself and a browser.
         measured: An iteration that was run, shown below the predicted one.
-        comparison: Other planners' results for the same model and cluster.
+        comparison: Other planners' results; those for the plan's number of devices and
+            mini-batch are shown.
 
     Raises:
         PlanError: if a timeline is of another number of devices or names a stage that the
-            plan lacks.
+            plan lacks, or nothing in the comparison is of this plan's size.
     """
     for each in (timeline,) if measured is None else (timeline, measured):
         _check(plan, each)
@@ -69,10 +70,11 @@ def render(
     timeline: Timeline,
     *,
     measured: Timeline | None = None,
-    comparison: Sequence[ComparisonRow] = (),
+    comparison: Comparison | None = None,
 ) -> str:
     """The HTML text that :func:`write_report` writes."""
-    data = report_data(plan, timeline, measured, comparison)
+    rows = () if comparison is None else _rows_for(plan, comparison)
+    data = report_data(plan, timeline, measured, rows)
     scripts = [_vendored(name) for name in _VENDOR]
     scripts += [_read(f"js/{name}.js") for name in _SCRIPTS]
     policy = "; ".join(
@@ -120,6 +122,22 @@ def _check(plan: Plan, timeline: Timeline) -> None:
             got=strangers[0].stage,
             fix="Simulate or run this plan and report that timeline",
         )
+
+
+def _rows_for(plan: Plan, comparison: Comparison) -> Sequence[ComparisonRow]:
+    wanted = (plan.model, plan.world_size, plan.batch_size)
+    rows = [r for r in comparison.rows if (r.model, r.devices, r.batch_size) == wanted]
+    if not rows:
+        got = sorted({(r.model, r.devices, r.batch_size) for r in comparison.rows})
+        raise PlanError(
+            "The comparison is not of this plan's model and size",
+            where="rows of the comparison",
+            expected="model {!r} on {} devices with {} samples".format(*wanted),
+            got="; ".join("model {!r} on {} devices with {} samples".format(*g) for g in got[:3])
+            or "no row",
+            fix="Compare with the plan's model, devices and mini-batch",
+        )
+    return rows
 
 
 def _read(name: str) -> str:
