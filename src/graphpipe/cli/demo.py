@@ -25,7 +25,7 @@ def demo(
     batch_size: Annotated[
         int, typer.Option("--batch-size", "-b", min=2, help="Samples of one optimizer step.")
     ] = 128,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 16,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 10,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for plan and traces.")] = Path(
         "out/demo"
     ),
