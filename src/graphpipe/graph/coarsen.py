@@ -18,7 +18,7 @@ from scipy.sparse.csgraph import connected_components
 from graphpipe.graph.model_graph import ModelGraph
 
 _CHEAP = 0.5
-"""Share of the grain below which a unit may join any neighbour, however heavy."""
+"""Share of the grain by which cheap ops may make a heavy one heavier."""
 
 
 def forced_groups(
@@ -123,13 +123,14 @@ def coarsen(
     Two units are merged where the contraction provably closes no cycle: along an edge
     that is the only one out of its source or the only one into its target (any second
     path would need another), or when they read the same units and are read by the same
-    units (twins, such as the query, key and value projections).
+    units (twins, such as the query, key and value projections). A merge never makes a
+    heavy unit wait for a branch that it does not depend on.
 
     Args:
         graph: The graph.
         weights: For every op its share of what is scarce (time, memory), any unit.
-        grain: No merged unit gets heavier than this, but that an op cheaper than half of it
-            may join a heavier neighbour.
+        grain: No merged unit gets heavier than this; what is heavier by itself may be joined by
+            ops that come to half of it.
         edge_bytes: For every op the bytes that its output would cost to send; among equally
             good merges the one that hides more bytes wins.
         together: Sets of op positions that must share a unit.
@@ -156,6 +157,7 @@ class _Merger:
         self.graph = graph
         self.members: dict[int, list[int]] = {u: list(ops) for u, ops in enumerate(units)}
         self.weight = {u: sum(weights[op] for op in ops) for u, ops in enumerate(units)}
+        self.core = dict(self.weight)  # the heaviest of the units that each was made of
         self.label: dict[int, frozenset[int]] = {
             u: frozenset(labels[op] for op in ops if op in labels) for u, ops in enumerate(units)
         }
@@ -169,8 +171,37 @@ class _Merger:
                     size = edge_bytes[source] if edge_bytes is not None else 0.0
                     total = self.preds[u].get(v, 0.0) + size
                     self.preds[u][v] = self.succs[v][u] = total
+        # Ops above each op, as bits; those above a unit are the union, however it grows.
+        above: list[int] = []
+        for sources in graph.predecessors:
+            bits = 0
+            for source in sources:
+                bits |= above[source] | (1 << source)
+            above.append(bits)
+        self.above = {u: self._union([above[op] for op in ops]) for u, ops in self.members.items()}
+        self.bits = {u: self._union([1 << op for op in ops]) for u, ops in self.members.items()}
+
+    @staticmethod
+    def _union(items: list[int]) -> int:
+        out = 0
+        for item in items:
+            out |= item
+        return out
+
+    def _delays(self, a: int, b: int, cheap: float) -> bool:
+        """Whether merging along the edge a -> b makes real work of a wait for what only b needs
+        (a tower for the concatenation of all towers), or in the backward b for other readers
+        of a."""
+        if self.weight[a] > cheap and any(
+            q != a and not self.bits[q] & self.above[a] for q in self.preds[b]
+        ):
+            return True
+        return self.weight[b] > cheap and any(
+            t != b and not self.bits[b] & self.above[t] for t in self.succs[a]
+        )
 
     def run(self, grain: float) -> tuple[tuple[int, ...], ...]:
+        self._merge_twins(grain)
         heap = [(weight, u) for u, weight in self.weight.items()]
         heapq.heapify(heap)
         stuck: list[int] = []
@@ -197,9 +228,8 @@ class _Merger:
         return _topological([tuple(sorted(ops)) for ops in self.members.values()], self.graph)
 
     def _fits(self, u: int, v: int, grain: float) -> bool:
-        if self.weight[u] + self.weight[v] > grain and min(self.weight[u], self.weight[v]) > (
-            _CHEAP * grain
-        ):
+        heaviest = max(self.core[u], self.core[v])
+        if self.weight[u] + self.weight[v] > max(grain, heaviest + _CHEAP * grain):
             return False
         return len(self.label[u] | self.label[v]) <= 1 or self.label[u] == self.label[v]
 
@@ -213,6 +243,8 @@ class _Merger:
                 if not single:
                     single = len(self.preds[v]) == 1 if after else len(self.succs[v]) == 1
                 if not single or not self._fits(u, v, grain):
+                    continue
+                if self._delays(*((u, v) if after else (v, u)), _CHEAP * grain):
                     continue
                 # Balanced merges first; then hide the larger message; then the producer.
                 both = self.weight[u] + self.weight[v]
@@ -229,6 +261,9 @@ class _Merger:
         self.members[u] += self.members.pop(v)
         self.weight[u] += self.weight.pop(v)
         self.label[u] |= self.label.pop(v)
+        self.core[u] = max(self.core[u], self.core.pop(v))
+        self.above[u] |= self.above.pop(v)
+        self.bits[u] |= self.bits.pop(v)
         for mine, theirs in ((self.preds, self.succs), (self.succs, self.preds)):
             for w, size in mine.pop(v).items():
                 del theirs[w][v]
