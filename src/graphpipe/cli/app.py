@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import graphpipe
-from graphpipe.cli import demo, doctor, plan, simulate, train
+from graphpipe.cli import demo, doctor, plan, report, simulate, train
 
 app = typer.Typer(
     name="graphpipe",
@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _module in (plan, simulate, train, demo, doctor):
+for _module in (plan, simulate, report, train, demo, doctor):
     _module.register(app)
 
 
