@@ -39,6 +39,9 @@ def test_every_planner_has_a_row_with_the_figures_of_its_plan() -> None:
         assert row.lower_bound_gap == pytest.approx(row.iteration_ns / bound - 1)
         assert not row.fused
         assert row.note == ""
+    parts = found[0].row.gap_parts
+    total = sum(value for name, value in parts.items() if name not in ("total", "bound_over_work"))
+    assert total - parts["bound_over_work"] == pytest.approx(parts["total"])
     assert {row.variant for row, _ in found} == {"ours", "all freedoms", "as published"}
 
 

@@ -11,7 +11,14 @@ import pytest
 from graphpipe.cost.cluster import Cluster, Device, Network
 from graphpipe.cost.published.build import KIND, GraphFile, Node
 from graphpipe.cost.table import CostTable, DeviceCosts
-from graphpipe.planner.lower_bound import LowerBound, all_reduce_ways, explain_gap, lower_bound
+from graphpipe.plan.assemble import StageChoice, assemble
+from graphpipe.planner.lower_bound import (
+    LowerBound,
+    all_reduce_ways,
+    explain_gap,
+    lower_bound,
+    plan_gap,
+)
 from tests.planner.every_plan import fastest_ns
 from tests.planner.synthetic import MS, cluster_of, graph_of, random_graph, towers
 
@@ -220,3 +227,22 @@ def test_the_gap_is_explained_to_the_last_part() -> None:
     assert gap.total == pytest.approx(0.09 - bound.seconds)
     assert gap.recompute == pytest.approx(0.002)
     assert gap.bubble == pytest.approx(0.09 - 0.065)
+
+
+def test_the_gap_of_a_plan_is_its_bubble_and_its_recomputation() -> None:
+    """Two layers on two devices, 4 samples: (4 + 1) x 3 ms; the second recomputes, 4 ms each."""
+    file = towers(1, 2, 0)
+    cluster = cluster_of(2)
+    choices = [
+        StageChoice(("b0.0",), micro_batch=1, replicas=1, devices=(0,)),
+        StageChoice(("b0.1",), micro_batch=1, replicas=1, devices=(1,), recompute=True),
+    ]
+    plan = assemble(file.graph, file.costs, cluster, choices, batch_size=4)
+    bound = _bound(file, cluster, 4)
+    gap = plan_gap(plan, bound)
+    assert gap.recompute == pytest.approx(4 * MS / 2)
+    assert gap.efficiency == pytest.approx(0.0, abs=1e-6)
+    # 16 ms and 12 ms of work; the iteration is 1 + 4 x 4 + 2 = 19 ms.
+    assert gap.imbalance == pytest.approx(2 * MS)
+    assert gap.bubble == pytest.approx(3 * MS)
+    assert gap.total == pytest.approx(19 * MS - bound.seconds)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import ClassVar, NamedTuple
 
 from pydantic import Field
@@ -24,7 +25,7 @@ from graphpipe.planner.baselines.downsets import DOWN_SET_LIMIT, DownSetLimitErr
 from graphpipe.planner.baselines.recipe import SearchTimeoutError
 from graphpipe.planner.baselines.registry import BASELINES
 from graphpipe.planner.baselines.search import fused_for_baselines, plan_baseline
-from graphpipe.planner.lower_bound import lower_bound
+from graphpipe.planner.lower_bound import LowerBound, lower_bound, plan_gap
 from graphpipe.planner.search import make_space, plan
 from graphpipe.planner.unit_graph import UnitGraph
 from graphpipe.records import FileRecord, Record
@@ -67,6 +68,9 @@ class ComparisonRow(Record):
         peak_memory_bytes: Of the fullest device.
         lower_bound_ns: No plan is faster.
         lower_bound_gap: Share of the iteration above the bound: iteration / bound - 1.
+        gap_parts: For ours: the parts of the gap to the bound in seconds, see
+            :class:`~graphpipe.planner.lower_bound.Gap`.
+        binding: Part of the lower bound that is largest.
         note: Why there is no plan, or why the graph was fused.
     """
 
@@ -92,6 +96,8 @@ class ComparisonRow(Record):
     peak_memory_bytes: int | None = Field(default=None, ge=0)
     lower_bound_ns: int = Field(default=0, ge=0)
     lower_bound_gap: float | None = None
+    gap_parts: dict[str, float] = Field(default_factory=dict)
+    binding: str = ""
     note: str = ""
 
 
@@ -180,6 +186,7 @@ def compare(
         memory_bytes=min(device.memory_bytes for device in cluster.devices),
         units=len(units),
         lower_bound_ns=bound.nanoseconds,
+        binding=bound.binding,
     )
     found: list[Compared] = []
     known = hopeless or Hopeless()
@@ -189,7 +196,7 @@ def compare(
         if progress is not None:
             progress(name)
         if name in _FAMILIES:
-            found.append(_run_ours(name, graph, costs, cluster, batch_size, empty))
+            found.append(_run_ours(name, graph, costs, cluster, batch_size, empty, bound))
         else:
             found.append(_run_baseline(name, units, cluster, batch_size, empty, time_limit, known))
     ours = found[0].row.iteration_ns
@@ -203,6 +210,7 @@ def _run_ours(
     cluster: Cluster,
     batch_size: int,
     empty: ComparisonRow,
+    bound: LowerBound,
 ) -> Compared:
     variant = "ours" if name == OURS else "all freedoms"
     row = empty.model_copy(update={"planner": name, "variant": variant})
@@ -214,7 +222,8 @@ def _run_ours(
     taken = time.process_time() - start
     assert best.prediction is not None
     filled = _filled(row, best, best.prediction.iteration_ns)
-    return Compared(filled.model_copy(update={"search_seconds": taken}), best)
+    parts = asdict(plan_gap(best, bound)) if name == OURS else {}
+    return Compared(filled.model_copy(update={"search_seconds": taken, "gap_parts": parts}), best)
 
 
 def _run_baseline(

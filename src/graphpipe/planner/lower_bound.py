@@ -46,6 +46,8 @@ from graphpipe.cost.cluster import Cluster
 from graphpipe.cost.table import CostTable
 from graphpipe.graph.coarsen import forced_groups
 from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.plan.plan import Plan
+from graphpipe.simulate.simulator import simulate
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -408,4 +410,24 @@ def explain_gap(
         imbalance=float(busy.max() - busy.mean()),
         bubble=iteration_seconds - float(busy.max()),
         bound_over_work=bound.seconds - ideal,
+    )
+
+
+def plan_gap(plan: Plan, bound: LowerBound) -> Gap:
+    """Simulates a plan and decomposes its distance from the bound of its input."""
+    timeline = simulate(plan)
+    spent = {kind: [0] * plan.world_size for kind in ("F", "B", "all_reduce", "optimizer")}
+    again = 0
+    for event in timeline.events:
+        spent[event.kind][event.rank] += event.end_ns - event.start_ns
+        # A backward of a stage that recomputes is as much longer as its forward takes.
+        if event.kind == "F" and plan.stages[event.stage].recompute:
+            again += event.end_ns - event.start_ns
+    return explain_gap(
+        bound,
+        timeline.iteration_ns / 1e9,
+        [(f + b) / 1e9 for f, b in zip(spent["F"], spent["B"], strict=True)],
+        recompute_seconds=again / 1e9,
+        all_reduce_seconds=[item / 1e9 for item in spent["all_reduce"]],
+        optimizer_seconds=[item / 1e9 for item in spent["optimizer"]],
     )
