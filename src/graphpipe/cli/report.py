@@ -20,61 +20,40 @@ def register(app: typer.Typer) -> None:
 def report(
     output: Output,
     plan: options.PlanFile,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="HTML file to write.", show_default=True)
-    ] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path(
+        "report.html"
+    ),
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", help="A measured timeline of the plan, shown below the predicted."),
+        typer.Option("--trace", help="A measured timeline (measured.json), shown below."),
     ] = None,
     comparison: Annotated[
         Path | None,
-        typer.Option("--comparison", help="Other planners' results, from 'graphpipe compare -o'."),
-    ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option("--csv", help="Write the schedule as torch's pipelines note it."),
-    ] = None,
-    svg: Annotated[
-        Path | None,
-        typer.Option("--svg", help="Write the timeline as a picture."),
+        typer.Option("--comparison", help="Other planners' results, from graphpipe compare -o."),
     ] = None,
 ) -> None:
-    """Writes a page that shows a plan: stages, timeline, memory, and what holds it up.
+    """Writes one HTML file that shows a plan: stages, timeline, memory, bottleneck.
 
-    The page is one file that opens offline in any browser. The schedule can be written as CSV
-    too, and the timeline as SVG.
+    It opens offline in any browser.
 
     \b
-      graphpipe report plan.json
-      graphpipe report plan.json --trace measured.json --comparison compare.json -o plan.html
+      graphpipe report plan.json -o report.html
+      graphpipe report out/demo/plan.json --trace out/demo/measured.json
     """
     from graphpipe.plan.plan import Plan
     from graphpipe.planner.compare import Comparison
+    from graphpipe.report.files import write_text
     from graphpipe.report.page import write_report
-    from graphpipe.report.svg import timeline_svg
-    from graphpipe.report.torch_schedule import schedule_csv
-    from graphpipe.report.words import describe
     from graphpipe.simulate.simulator import simulate
     from graphpipe.simulate.timeline import Timeline
 
-    loaded = Plan.load(plan)
-    timeline = simulate(loaded)
+    found = Plan.load(plan)
     write_report(
-        loaded,
-        timeline,
+        found,
+        simulate(found),
         path=out,
         measured=None if trace is None else Timeline.load(trace),
         comparison=None if comparison is None else Comparison.load(comparison),
     )
-    written = [out]
-    if csv is not None:
-        csv.write_text(schedule_csv(loaded), encoding="utf-8")
-        written.append(csv)
-    if svg is not None:
-        svg.write_text(timeline_svg(loaded, timeline), encoding="utf-8")
-        written.append(svg)
-    sentences = describe(loaded, timeline)
-    output.text("\n".join(sentences))
-    output.result({"written": [str(path) for path in written], "sentences": sentences})
-    output.note(f"Wrote {', '.join(str(path) for path in written)}.")
+    output.result({"report": str(out)})
+    output.note(f"Wrote {out}.")

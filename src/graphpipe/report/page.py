@@ -14,12 +14,12 @@ import json
 import os
 from collections.abc import Sequence
 from importlib.resources import files
-from pathlib import Path
 
 from graphpipe.errors import PlanError
 from graphpipe.plan.plan import Plan
 from graphpipe.planner.compare import Comparison, ComparisonRow
 from graphpipe.report.data import report_data
+from graphpipe.report.files import write_text
 from graphpipe.simulate.timeline import Timeline
 
 _ASSETS = files("graphpipe.report") / "assets"
@@ -58,11 +58,12 @@ def write_report(
     Raises:
         PlanError: if a timeline is of another number of devices or names a stage that the
             plan lacks, or nothing in the comparison is of this plan's size.
+        FileFormatError: if the file cannot be written.
     """
     for each in (timeline,) if measured is None else (timeline, measured):
         _check(plan, each)
     text = render(plan, timeline, measured=measured, comparison=comparison)
-    Path(path).write_text(text, encoding="utf-8")
+    write_text(path, text, what="the report")
 
 
 def render(
