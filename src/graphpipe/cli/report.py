@@ -20,40 +20,62 @@ def register(app: typer.Typer) -> None:
 def report(
     output: Output,
     plan: options.PlanFile,
-    out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="HTML file to write.", show_default=True)
+    ] = Path("report.html"),
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", help="A measured timeline (measured.json), shown below."),
+        typer.Option("--trace", help="A measured timeline of the plan, shown below the predicted."),
     ] = None,
     comparison: Annotated[
         Path | None,
-        typer.Option("--comparison", help="Other planners' results, from graphpipe compare -o."),
+        typer.Option("--comparison", help="Other planners' results, from 'graphpipe compare -o'."),
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Write the schedule as torch's pipelines note it."),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", help="Write the timeline as a picture."),
     ] = None,
 ) -> None:
-    """Writes one HTML file that shows a plan: stages, timeline, memory, bottleneck.
+    """Writes a page that shows a plan: stages, timeline, memory, and what holds it up.
 
-    It opens offline in any browser.
+    The page is one file that opens offline in any browser. The schedule can be written as CSV
+    too, and the timeline as SVG.
 
     \b
-      graphpipe report plan.json -o report.html
-      graphpipe report out/demo/plan.json --trace out/demo/measured.json
+      graphpipe report plan.json
+      graphpipe report plan.json --trace measured.json --comparison compare.json -o plan.html
     """
     from graphpipe.plan.plan import Plan
     from graphpipe.planner.compare import Comparison
     from graphpipe.report.files import write_text
     from graphpipe.report.page import write_report
+    from graphpipe.report.svg import timeline_svg
+    from graphpipe.report.torch_schedule import schedule_csv
+    from graphpipe.report.words import describe
     from graphpipe.simulate.simulator import simulate
     from graphpipe.simulate.timeline import Timeline
 
-    found = Plan.load(plan)
+    loaded = Plan.load(plan)
+    timeline = simulate(loaded)
     write_report(
-        found,
-        simulate(found),
+        loaded,
+        timeline,
         path=out,
         measured=None if trace is None else Timeline.load(trace),
         comparison=None if comparison is None else Comparison.load(comparison),
     )
-    output.result({"report": str(out)})
-    output.note(f"Wrote {out}.")
+    written = [out]
+    if csv is not None:
+        write_text(csv, schedule_csv(loaded), what="the schedule")
+        written.append(csv)
+    if svg is not None:
+        write_text(svg, timeline_svg(loaded, timeline), what="the picture")
+        written.append(svg)
+    sentences = describe(loaded, timeline)
+    output.text("\n".join(sentences))
+    output.result({"written": [str(path) for path in written], "sentences": sentences})
+    output.note(f"Wrote {', '.join(str(path) for path in written)}.")
