@@ -18,13 +18,17 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from graphpipe.cost.cluster import Network
+from graphpipe.cost.cluster import Bandwidth, Latency, Memory, Network
 from graphpipe.errors import ClusterError
 from graphpipe.graph.model_graph import DTYPE_BYTES
 from graphpipe.records import Record
 
 ENVIRONMENT = "GRAPHPIPE_DEVICES"
 """Environment variable that names further catalogue files."""
+
+
+SLOWEST, FASTEST = 1e-3, 1e30
+"""Rates that a device may have, FLOP/s."""
 
 
 class Efficiency(Record):
@@ -44,8 +48,8 @@ class Efficiency(Record):
 
     compute: float = Field(gt=0, le=1)
     memory: float = Field(gt=0, le=1)
-    compute_ramp: float = Field(ge=0)
-    memory_ramp: float = Field(ge=0)
+    compute_ramp: Latency
+    memory_ramp: Latency
 
 
 class DeviceSpec(Record):
@@ -66,10 +70,10 @@ class DeviceSpec(Record):
 
     name: str = Field(min_length=1)
     source: str
-    total_memory_bytes: int = Field(gt=0)
+    total_memory_bytes: Memory
     reserved_bytes: int = Field(default=0, ge=0)
-    bandwidth: float = Field(gt=0)
-    launch_seconds: float = Field(ge=0)
+    bandwidth: Bandwidth
+    launch_seconds: Latency
     rates: dict[str, float]
     efficiency: Efficiency
     default_network: Network = Network()
@@ -243,9 +247,11 @@ def _check_rates(spec: DeviceSpec, place: str) -> None:
             raise ClusterError(
                 "Unknown dtype", where=f"{place}, field 'rates.{dtype}'", got=repr(dtype)
             )
-        if rate <= 0:
+        if not SLOWEST <= rate <= FASTEST:
             raise ClusterError(
-                "A rate must be positive", where=f"{place}, field 'rates.{dtype}'", got=rate
+                f"A rate must be positive, from {SLOWEST:g} to {FASTEST:g}",
+                where=f"{place}, field 'rates.{dtype}'",
+                got=rate,
             )
     if spec.memory_bytes <= 0:
         raise ClusterError(

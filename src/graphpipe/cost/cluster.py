@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -15,12 +15,20 @@ if TYPE_CHECKING:
     from typing import Self
 
 
+Bandwidth = Annotated[float, Field(gt=1e-9, le=1e30)]
+"""Bytes per second, within what integer nanoseconds can tell."""
+Latency = Annotated[float, Field(ge=0, le=1e6)]
+"""Seconds."""
+Memory = Annotated[int, Field(gt=0, le=2**63)]
+"""Bytes."""
+
+
 class Device(Record):
     """One device of the cluster; its rank is its position in ``Cluster.devices``."""
 
     kind: str
     """Name in the device catalogue, such as ``v100-16gb``; key of ``CostTable.devices``."""
-    memory_bytes: int = Field(gt=0)
+    memory_bytes: Memory
     node: int = Field(default=0, ge=0)
 
 
@@ -31,10 +39,10 @@ class Network(Record):
     say nothing of a network).
     """
 
-    intra_node_bandwidth: float | None = Field(default=None, gt=1e-9, le=1e30)
-    intra_node_latency: float = Field(default=0.0, ge=0, le=1e6)
-    inter_node_bandwidth: float | None = Field(default=None, gt=1e-9, le=1e30)
-    inter_node_latency: float = Field(default=0.0, ge=0, le=1e6)
+    intra_node_bandwidth: Bandwidth | None = None
+    intra_node_latency: Latency = 0.0
+    inter_node_bandwidth: Bandwidth | None = None
+    inter_node_latency: Latency = 0.0
     devices_per_nic: int = Field(default=1, ge=1)
     """Devices of a node that share one network card of ``inter_node_bandwidth``."""
 
@@ -45,8 +53,8 @@ class NodeLink(Record):
     Bandwidth in bytes per second of one device in one direction, latency in seconds.
     """
 
-    bandwidth: float = Field(gt=1e-9, le=1e30)
-    latency: float = Field(default=0.0, ge=0, le=1e6)
+    bandwidth: Bandwidth
+    latency: Latency = 0.0
 
 
 class Cluster(FileRecord):

@@ -34,7 +34,7 @@ from pydantic import Field, ValidationError
 
 from graphpipe.cost.boxes import MOST_DEVICES, boxes
 from graphpipe.cost.catalogue import device
-from graphpipe.cost.cluster import Device, Network, NodeLink
+from graphpipe.cost.cluster import Bandwidth, Device, Latency, Network, NodeLink
 from graphpipe.errors import ClusterError, FileFormatError, GraphPipeError
 from graphpipe.records import Record
 
@@ -53,9 +53,9 @@ class _Nodes(Record):
     box: str | None = None
     device: str | None = None
     devices: int | None = Field(default=None, ge=1, le=MOST_DEVICES)
-    memory_bytes: float | None = Field(default=None, ge=1)
-    intra_node_bandwidth: float | None = Field(default=None, gt=0)
-    intra_node_latency: float | None = Field(default=None, ge=0)
+    memory_bytes: float | None = Field(default=None, ge=1, le=2**63)
+    intra_node_bandwidth: Bandwidth | None = None
+    intra_node_latency: Latency | None = None
 
 
 class _File(Record):

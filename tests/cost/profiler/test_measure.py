@@ -8,7 +8,14 @@ from torch import nn
 
 from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.facts import OpFacts, facts_at
-from graphpipe.cost.profiler.measure import Budget, Meter, OpMeasurement, Saved
+from graphpipe.cost.profiler.measure import (
+    Budget,
+    Meter,
+    OpMeasurement,
+    Saved,
+    extrapolated,
+)
+from graphpipe.cost.profiler.timing import Timing
 from tests.cost.profiler.model import hard_graph
 
 CPU = torch.device("cpu")
@@ -66,7 +73,33 @@ def test_what_is_kept(
 
 def test_budget() -> None:
     budget = Budget(seconds=1.0, most=5, least=2)
-    assert [budget.repeats(once) for once in (0.001, 0.3, 10.0)] == [5, 3, 2]
+    assert [budget.repeats(once) for once in (0.001, 0.3, 10.0)] == [5, 3, 1]
+
+
+def _taken(forward: float, backward: float) -> OpMeasurement:
+    return OpMeasurement(Timing(forward, 0.0), Timing(backward, 0.0), (Saved("internal", 0, 100),))
+
+
+@pytest.mark.parametrize(
+    ("before", "grown"),
+    [
+        ([(2, _taken(0.2, 0.4)), (4, _taken(0.4, 0.8))], True),
+        ([(2, _taken(0.2, 0.4)), (4, _taken(0.41, 0.79))], True),
+        ([(2, _taken(0.3, 0.4)), (4, _taken(0.4, 0.8))], False),  # not in proportion
+        ([(2, _taken(0.05, 0.1)), (4, _taken(0.1, 0.2))], False),  # short enough to measure
+        ([(4, _taken(0.4, 0.8))], False),  # one size says nothing of growth
+        ([], False),
+    ],
+)
+def test_only_long_ops_in_proportion_are_extrapolated(
+    before: list[tuple[int, OpMeasurement]], grown: bool
+) -> None:
+    found = extrapolated(8, before, Budget(long=0.3, longest=1.0))
+    assert (found is not None) == grown
+    if found is not None:
+        assert found.forward.seconds == pytest.approx(2 * before[-1][1].forward.seconds)
+        assert found.saved == (Saved("internal", 0, 200),)
+        assert found.workspace == -1
 
 
 def test_gradient_sums(meter: Meter) -> None:

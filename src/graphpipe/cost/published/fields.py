@@ -54,12 +54,12 @@ class Fields:
         return float(value)
 
     def positive(self, field: str) -> float | None:
-        """A positive number, or None where it is missing or null."""
+        """A positive number, at least a millionth, or None where it is missing or null."""
         if self.values.get(field) is None:
             return None
         value = self.number(field)
-        if value <= 0:
-            self.fail(field, "A quantity must be positive", expected="more than 0, or null")
+        if value < 1e-6:
+            self.fail(field, "A quantity must be positive", expected="at least 1e-06, or null")
         return value
 
     def count(self, field: str, *, largest: int) -> int | None:
