@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 import graphpipe
-from graphpipe.cli import demo, doctor, plan, report, simulate, train
+from graphpipe.cli import (
+    capture,
+    cluster,
+    compare,
+    demo,
+    doctor,
+    emulate,
+    explain,
+    plan,
+    profile,
+    report,
+    simulate,
+    train,
+)
 
 app = typer.Typer(
     name="graphpipe",
@@ -18,7 +31,20 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for _module in (plan, simulate, report, train, demo, doctor):
+for _module in (
+    capture,
+    profile,
+    cluster,
+    plan,
+    explain,
+    compare,
+    simulate,
+    emulate,
+    report,
+    train,
+    demo,
+    doctor,
+):
     _module.register(app)
 
 

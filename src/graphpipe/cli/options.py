@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from graphpipe.errors import InputError
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="zoo:NAME or path/to/file.py:factory.")]
 PlanFile = Annotated[
     Path, typer.Argument(metavar="PLAN", help="A plan file, as 'graphpipe plan -o' writes it.")
@@ -47,3 +49,17 @@ Precision = Annotated[
     str, typer.Option("--precision", help="fp32, tf32, bf16, bf16-mixed or fp16-mixed.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="File to write the result to.")]
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """The ascending positive numbers of a text such as ``4,8,16``.
+
+    Raises:
+        InputError: If it is something else.
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(
+            "Not a list of numbers", where=option, expected="such as 4,8,16", got=repr(text)
+        )
+    return sorted({int(part) for part in parts})

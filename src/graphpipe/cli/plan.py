@@ -10,7 +10,6 @@ import typer
 from graphpipe.cli import options
 from graphpipe.cli.command import command
 from graphpipe.cli.output import Output, seconds
-from graphpipe.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
@@ -65,31 +64,15 @@ def plan(
       graphpipe plan --graph profile.json --devices 8 --batch-size 256
     """
     from graphpipe.planner.search import plan as search
-    from graphpipe.programs.planning import (
-        Hardware,
-        problem_of_graph_file,
-        problem_of_model,
-    )
+    from graphpipe.programs.planning import Hardware, Source
 
-    hardware = Hardware(cluster, device, devices, per_node, memory)
-    if (model is None) == (graph is None):
-        raise InputError(
-            "What to plan for is not clear",
-            expected="a MODEL or --graph FILE",
-            got="neither" if model is None else "both",
-        )
-    if graph is not None:
-        problem = problem_of_graph_file(graph, hardware, batch_size=batch_size)
-    else:
-        assert model is not None
-        problem = problem_of_model(
-            model,
-            hardware,
-            batch_size=batch_size,
-            costs=costs,
-            optimizer=optimizer,
-            precision=precision,
-        )
+    problem = Source(model, graph).problem(
+        Hardware(cluster, device, devices, per_node, memory),
+        batch_size=batch_size,
+        costs=costs,
+        optimizer=optimizer,
+        precision=precision,
+    )
     with output.progress("searching") as tick:
         found = search(
             problem.graph,

@@ -37,6 +37,9 @@ def simulate(
         Path | None,
         typer.Option("--trace", help="Write a Chrome trace (open it at ui.perfetto.dev)."),
     ] = None,
+    dot: Annotated[
+        Path | None, typer.Option("--dot", help="Write the stage graph for Graphviz.")
+    ] = None,
 ) -> None:
     """Simulates one iteration of a plan and draws it, one line a device.
 
@@ -46,10 +49,12 @@ def simulate(
     """
     from graphpipe.plan.plan import Plan
     from graphpipe.report.chrome_trace import write_chrome_trace
+    from graphpipe.report.files import write_text
     from graphpipe.simulate.simulator import simulate as run
     from graphpipe.simulate.text import render
 
-    timeline = run(Plan.load(plan), network=network.value)
+    found = Plan.load(plan)
+    timeline = run(found, network=network.value)
     output.text(render(timeline, output.width))
     output.result(timeline)
     if out is not None:
@@ -58,3 +63,6 @@ def simulate(
     if trace is not None:
         write_chrome_trace(trace, timeline)
         output.note(f"Wrote {trace}.")
+    if dot is not None:
+        write_text(dot, found.to_dot(), what="the stage graph")
+        output.note(f"Wrote {dot}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from graphpipe.cost.analytic import estimate
 from graphpipe.cost.boxes import named_cluster
 from graphpipe.cost.cluster import Cluster
+from graphpipe.cost.published.build import GraphFile
 from graphpipe.cost.published.load import load_graph_file
 from graphpipe.cost.table import CostTable
 from graphpipe.errors import ClusterError, InputError
@@ -42,13 +44,18 @@ class Hardware:
     per_node: int | None = None
     memory_gib: float | None = None
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes that a plan may use of each device; None: all."""
+        return None if self.memory_gib is None else round(self.memory_gib * GIB)
+
     def build(self) -> Cluster:
         """The cluster.
 
         Raises:
             ClusterError: If the options contradict one another or do not say enough.
         """
-        memory = None if self.memory_gib is None else round(self.memory_gib * GIB)
+        memory = self.memory_bytes
         if self.cluster is not None:
             if any(x is not None for x in (self.device, self.devices, self.per_node)):
                 raise ClusterError(
@@ -62,7 +69,7 @@ class Hardware:
             devices = tuple(
                 item.model_copy(update={"memory_bytes": memory}) for item in found.devices
             )
-            return found.model_copy(update={"devices": devices})
+            return Cluster(**{**dict(found), "devices": devices})
         if self.device is None or self.devices is None:
             raise ClusterError(
                 "The devices to plan for are not named",
@@ -118,72 +125,111 @@ def capture_job(job: Job, model: nn.Module | None = None) -> ModelGraph:
         )
 
 
-def problem_of_model(
-    model: str,
-    hardware: Hardware,
-    *,
-    batch_size: int | None,
-    costs: Path | None,
-    optimizer: str,
-    precision: str,
-) -> Problem:
-    """Captures a model, or reads its graph, and finds its costs.
+class Source:
+    """Where graph and costs come from: a model, or a file with costs of its own.
 
     Args:
         model: ``zoo:NAME``, ``file.py:factory``, or the file of a captured graph (``.json``).
-        hardware: The devices.
-        batch_size: B, samples; the job's own if None.
-        costs: A cost table's file; estimated for the cluster's devices if None.
-        optimizer: For the estimate.
-        precision: For the estimate.
+        graph: A published profile or a plain cost graph.
 
     Raises:
-        InputError: If nothing says how large the mini-batch is.
-        GraphPipeError: Whatever is wrong with model, costs or devices.
+        InputError: Unless exactly one of them is given.
     """
-    cluster = hardware.build()
-    if model.endswith(".json"):
-        graph, usual = ModelGraph.load(model), None
-    else:
-        job = load_job(model)
-        graph, usual = capture_job(job), job.batch_size
-    size = batch_size if batch_size is not None else usual
-    if size is None:
-        raise InputError(
-            "The size of the mini-batch is not known",
-            where=model,
-            fix="Give --batch-size, the samples of one optimizer step over all devices",
-        )
-    if costs is not None:
-        table = CostTable.load(costs)
-        table.check(graph)
-    else:
-        table = estimate(graph, cluster, optimizer=optimizer, precision=precision)
-    return Problem(graph, table, cluster, size)
+
+    def __init__(self, model: str | None, graph: Path | None) -> None:
+        if (model is None) == (graph is None):
+            raise InputError(
+                "What to plan for is not clear",
+                expected="a MODEL or --graph FILE",
+                got="neither" if model is None else "both",
+            )
+        self._model = model
+        self._path = graph
+
+    @cached_property
+    def _captured(self) -> tuple[ModelGraph, int | None]:
+        """Graph and usual batch size of the model."""
+        assert self._model is not None
+        if self._model.endswith(".json"):
+            return ModelGraph.load(self._model), None
+        job = load_job(self._model)
+        return capture_job(job), job.batch_size
+
+    @cached_property
+    def _file(self) -> GraphFile:
+        assert self._path is not None
+        return load_graph_file(self._path)
+
+    def problem(
+        self,
+        hardware: Hardware,
+        *,
+        batch_size: int | None = None,
+        costs: Path | None = None,
+        optimizer: str = "adamw",
+        precision: str = "fp32",
+    ) -> Problem:
+        """The input of a planner.
+
+        Args:
+            hardware: The devices. What a graph file says of them is its default.
+            batch_size: B, samples; by default what the job or the file says.
+            costs: A cost table's file; estimated for the cluster's devices if None.
+            optimizer: For the estimate.
+            precision: For the estimate.
+
+        Raises:
+            InputError: If nothing says how large the mini-batch is.
+            GraphPipeError: Whatever is wrong with model, files or devices.
+        """
+        if self._path is not None:
+            return self._from_file(hardware, batch_size, costs)
+        cluster = hardware.build()
+        graph, usual = self._captured
+        size = self._size(batch_size, usual)
+        if costs is not None:
+            table = CostTable.load(costs)
+            table.check(graph)
+        else:
+            table = estimate(graph, cluster, optimizer=optimizer, precision=precision)
+        return Problem(graph, table, cluster, size)
+
+    def _from_file(self, hardware: Hardware, batch_size: int | None, costs: Path | None) -> Problem:
+        if hardware.cluster is not None or hardware.device is not None or costs is not None:
+            raise ClusterError(
+                "A published graph has times of its own kind of device",
+                got="--graph with --cluster, --device or --costs",
+                fix="Give --devices alone (and --memory)",
+            )
+        graph, table, defaults = self._file
+        cluster = defaults.cluster(devices=hardware.devices, memory_bytes=hardware.memory_bytes)
+        return Problem(graph, table, cluster, self._size(batch_size, defaults.mini_batch))
+
+    def _size(self, given: int | None, usual: int | None) -> int:
+        size = given if given is not None else usual
+        if size is None:
+            raise InputError(
+                "The size of the mini-batch is not known",
+                where=self._model or str(self._path),
+                fix="Give --batch-size, the samples of one optimizer step over all devices",
+            )
+        return size
 
 
-def problem_of_graph_file(path: Path, hardware: Hardware, *, batch_size: int | None) -> Problem:
-    """Reads a published profile or a plain cost graph; options replace what the file says.
-
-    Raises:
-        ClusterError: If devices of a kind are asked for: the file's times are of its own kind.
-        InputError: If neither the file nor the user says how large the mini-batch is.
-        FileFormatError: If the file is malformed.
-    """
-    if hardware.cluster is not None or hardware.device is not None:
-        raise ClusterError(
-            "A published graph has times of its own kind of device",
-            got="--graph with --cluster or --device",
-            fix="Give --devices alone (and --memory)",
-        )
-    found = load_graph_file(path)
-    memory = None if hardware.memory_gib is None else round(hardware.memory_gib * GIB)
-    cluster = found.defaults.cluster(devices=hardware.devices, memory_bytes=memory)
-    size = batch_size if batch_size is not None else found.defaults.mini_batch
-    if size is None:
-        raise InputError(
-            "The graph file does not say how large the mini-batch is",
-            where=str(path),
-            fix="Give --batch-size",
-        )
-    return Problem(found.graph, found.costs, cluster, size)
+def summary(graph: ModelGraph) -> str:
+    """A graph in a few lines."""
+    trainable = sum(p.numel for p in graph.parameters if p.trainable and not p.is_buffer)
+    frozen = sum(p.numel for p in graph.parameters if not p.trainable and not p.is_buffer)
+    inputs = ", ".join(f"{item.path} {list(item.spec.shape)}" for item in graph.inputs)
+    terms = ", ".join(f"{term.op} ({term.reduction})" for term in graph.loss_terms)
+    coupled = [op.name for op in graph.ops if op.coupled]
+    lines = [
+        f"{graph.name}: {len(graph.ops)} operators, {trainable:,} trainable parameters"
+        + (f", {frozen:,} frozen" if frozen else ""),
+        f"inputs: {inputs}",
+        f"loss: {terms or 'none'}",
+    ]
+    if coupled:
+        shown = ", ".join(coupled[:6]) + (", ..." if len(coupled) > 6 else "")
+        lines.append(f"operators that mix the samples of a micro-batch: {shown}")
+    return "\n".join(lines)

@@ -1,0 +1,100 @@
+"""``graphpipe compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphpipe.cli import options
+from graphpipe.cli.command import command
+from graphpipe.cli.output import Output, seconds, size
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    command(app, "compare")(compare)
+
+
+def compare(
+    output: Output,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="zoo:NAME, path/to/file.py:factory or graph.json."),
+    ] = None,
+    graph: Annotated[
+        Path | None, typer.Option("--graph", help="A published profile instead of a model.")
+    ] = None,
+    device: options.DeviceName = None,
+    devices: Annotated[
+        str, typer.Option("--devices", "-n", help="Numbers of devices, such as 4,8,16.")
+    ] = "4,8",
+    per_node: options.PerNode = None,
+    memory: options.MemoryGiB = None,
+    batch_size: options.BatchSize = None,
+    per_device: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples of a mini-batch for each device, instead of B."),
+    ] = None,
+    planners: Annotated[
+        str | None, typer.Option(help="Only these, such as graphpipe,pipedream; all by default.")
+    ] = None,
+    optimizer: options.Optimizer = "adamw",
+    precision: options.Precision = "fp32",
+    time_limit: Annotated[
+        float, typer.Option(min=0, help="CPU seconds for each of the other planners.")
+    ] = 60.0,
+    out: options.Out = None,
+) -> None:
+    """Runs this planner and published ones on the same costs, and prints one table.
+
+    \b
+      graphpipe compare zoo:candle-uno --device v100-16gb --devices 4,8 --per-device 1024
+      graphpipe compare --graph profile.json --devices 8 -o compare.json
+    """
+    from graphpipe.programs.judging import compare_planners
+    from graphpipe.programs.planning import Hardware
+
+    counts = options.numbers(devices, "--devices")
+    with output.progress("comparing") as bar:
+        found = compare_planners(
+            model,
+            graph,
+            [Hardware(None, device, count, per_node, memory) for count in counts],
+            batch_size=batch_size,
+            per_device=per_device,
+            planners=None if planners is None else planners.split(","),
+            optimizer=optimizer,
+            precision=precision,
+            time_limit=time_limit,
+            progress=lambda done, total, name: bar(done, total, name),
+        )
+    output.table(
+        "",
+        (
+            "devices", "planner", "variant", "samples/s", "ours is faster by", "iteration",
+            "bottleneck", "depth", "bubble", "memory", "search", "note",
+        ),
+        [
+            (
+                row.devices,
+                row.planner,
+                row.variant,
+                "-" if row.throughput is None else f"{row.throughput:.4g}",
+                "-" if row.ratio is None else f"{row.ratio:.3f}x",
+                "-" if row.iteration_ns is None else seconds(row.iteration_ns / 1e9),
+                "-" if row.bottleneck_ns is None else seconds(row.bottleneck_ns / 1e9),
+                "-" if row.depth is None else row.depth,
+                "-" if row.bubble is None else f"{row.bubble:.1%}",
+                "-" if row.peak_memory_bytes is None else size(row.peak_memory_bytes),
+                "-" if row.search_seconds is None else seconds(row.search_seconds),
+                row.note,
+            )
+            for row in found.rows
+        ],
+    )  # fmt: skip
+    output.result(found)
+    if out is not None:
+        found.save(out)
+        output.note(f"Wrote {out}.")
