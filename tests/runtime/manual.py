@@ -36,8 +36,8 @@ def manual_plan(
     """A plan with these stages.
 
     An op that no part names goes to the last of the stages that it reads from (the first
-    stage if it reads none); a group goes to the last of its ops' stages. Devices default to one of its own for each replica, copies after
-    one another.
+    stage if it reads none); a group goes to the last of its ops' stages. Devices default to
+    one of its own for each replica, copies after one another.
     """
     owner = owners(graph, [part.members for part in parts])
     used = 0

@@ -352,8 +352,8 @@ def test_setup_mistakes_are_named() -> None:
     other, other_graph = example("diamond")
     with pytest.raises(RuntimeSetupError, match="not the one that was planned"):
         Pipeline(other.model, plan, other.loss_fn, sgd, graph=other_graph, transport="in_process")
+    broken = plan.model_copy(update={"stages": plan.stages[:1]})
     with pytest.raises((RuntimeSetupError, PlanError)):
-        broken = plan.model_copy(update={"stages": plan.stages[:1]})
         Pipeline(made.model, broken, made.loss_fn, sgd, graph=graph, transport="in_process")
 
 

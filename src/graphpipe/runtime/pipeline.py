@@ -158,6 +158,11 @@ class Pipeline:
                 f"{world_size} devices",
             )
 
+    @property
+    def first_variant(self) -> Variant:
+        """The variant of the graph that was planned."""
+        return self._variants.first
+
     # --- training -----------------------------------------------------------------------
 
     def step(
@@ -409,5 +414,7 @@ def _source(
     if init == "seeded":
         source = SeededState(model, seed, values)
     if state is not None:
-        source = FileState(state, source)
+        source = FileState(
+            state, source, {item.name: item.aliases for item in first.graph.parameters}
+        )
     return source

@@ -61,7 +61,8 @@ class StageRunner:
         self.recompute = recompute and has_backward
         self.mutated = tuple(mutated)
         self.random = random
-        self._call, names = lift_state(module) if call is None else (call, ())
+        function, names = lift_state(module) if call is None else (call, ())
+        self._call: Callable[..., Values] = function
         # What the forward is called with: parameters, and buffers as they are just now.
         self._state: list[torch.Tensor] = [_value(module, name) for name in names]
         self._places = [names.index(name) for name in mutated]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -63,12 +63,18 @@ class FileState:
     Args:
         path: A ``.safetensors`` file, or a directory that holds some.
         fallback: Asked for names that the files lack (non-persistent buffers, constants).
+        aliases: Other names of a tied parameter, under which the files may have it.
 
     Raises:
         CheckpointError: if there is no such file, or it is not a safetensors file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], fallback: StateSource) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        fallback: StateSource,
+        aliases: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         target = Path(path)
         files = sorted(target.glob("*.safetensors")) if target.is_dir() else [target]
         if not files or not all(file.is_file() for file in files):
@@ -78,18 +84,19 @@ class FileState:
                 expected="a .safetensors file or a directory with some",
             )
         self._fallback = fallback
+        self._aliases = aliases or {}
         self._file_of: dict[str, Path] = {}
         for file in files:
             for key in _names(file):
                 self._file_of[key] = file
 
     def tensor(self, name: str) -> torch.Tensor:
-        file = self._file_of.get(name)
-        if file is None:
-            return self._fallback.tensor(name)
-        with safe_open(str(file), framework="pt") as opened:
-            value: torch.Tensor = opened.get_tensor(name)
-        return value
+        for key in (name, *self._aliases.get(name, ())):
+            if key in self._file_of:
+                with safe_open(str(self._file_of[key]), framework="pt") as opened:
+                    value: torch.Tensor = opened.get_tensor(key)
+                return value
+        return self._fallback.tensor(name)
 
 
 def _names(file: Path) -> list[str]:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from graphpipe.errors import CheckpointError
+from graphpipe.graph.model_graph import Parameter
 from graphpipe.plan.ranges import SampleRange, copy_range, micro_batch_range
 from graphpipe.runtime.count import CountRunner
 from graphpipe.runtime.executor import Executor, Iteration, TaskRecord
@@ -129,7 +131,9 @@ class Worker:
         for item in variant.graph.parameters:
             if self.rank not in self._holders[item.name]:
                 continue
-            value = source.tensor(item.name).to(self.device)
+            value = source.tensor(item.name)
+            _check_value(item, value)
+            value = value.to(self.device)
             if not item.is_buffer:
                 value = nn.Parameter(value, requires_grad=item.trainable)
             state[item.name] = value
@@ -369,6 +373,19 @@ class Worker:
         if finite and self.optimizer is not None:
             self.optimizer.step()
         return norm, finite
+
+
+def _check_value(item: Parameter, value: torch.Tensor) -> None:
+    have = (list(value.shape), str(value.dtype).removeprefix("torch."))
+    want = (list(item.shape), item.dtype)
+    if have != want:
+        raise CheckpointError(
+            "An initial value does not have the shape and dtype of the parameter",
+            where=item.name,
+            expected=f"{want[1]} {want[0]}",
+            got=f"{have[1]} {have[0]}",
+            fix="Give the state of the model that was captured",
+        )
 
 
 @dataclass

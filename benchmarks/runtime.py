@@ -1,0 +1,270 @@
+"""Speed of the runtime, against torch.distributed.pipelining and against its own promise.
+
+``python benchmarks/runtime.py [--json FILE] [--pairs N] [--sizes a,b] [--workers 2,4]``
+
+Three parts:
+
+- *overhead*: what a task costs beyond the stage's own forward or backward, without messages
+  (one rank, one stage; the bare loop over the same micro-batches is subtracted).
+- *steps*: a chain of equal layers on 2 and 4 workers, the same micro-batches, 1F1B both
+  times. Ours and theirs take turns in the same processes, so that noise hits both; the ratio
+  of each pair counts, its median and a 95 % bootstrap interval are printed. CPU seconds are
+  those of all workers. Both step an SGD optimizer; ours also gives the loss to every rank.
+- *promise*: the speed-up of a graph plan over the sequential plan of the same model, as
+  emulated by sleeping, against what the simulator says (``--promise``; it takes minutes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn import functional
+
+from graphpipe.cost.cluster import Cluster, Device
+from graphpipe.graph.capture import capture
+from graphpipe.graph.cut import partition_ops
+from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.plan.assemble import StageChoice, assemble
+from graphpipe.plan.plan import Plan
+from graphpipe.runtime.launch import launch
+from graphpipe.runtime.pipeline import Pipeline
+from graphpipe.runtime.stage_module import lift_state
+
+
+@dataclass(frozen=True)
+class Size:
+    """Layers per stage, their width, samples of a micro-batch, micro-batches of a step."""
+
+    name: str
+    layers: int
+    width: int
+    micro_batch: int
+    micro_batches: int
+
+
+SIZES = (
+    Size("tiny", 2, 32, 4, 8),
+    Size("small", 4, 128, 8, 8),
+    Size("medium", 4, 384, 16, 8),
+    Size("large", 4, 768, 32, 8),
+    Size("many", 4, 128, 8, 32),
+)
+
+
+@dataclass
+class StepResult:
+    """One size on one number of workers; times in seconds, ratios ours / theirs."""
+
+    size: str
+    workers: int
+    pairs: int
+    ours_seconds: float
+    theirs_seconds: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    ours_cpu_seconds: float
+    theirs_cpu_seconds: float
+    cpu_ratio: float
+
+
+class Stage(nn.Module):
+    """Linear layers with a non-linearity."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def build(size: Size, stages: int) -> nn.Sequential:
+    """The chain, the same at every call."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[Stage(size.layers, size.width) for _ in range(stages)])
+
+
+def chain_plan(graph: ModelGraph, size: Size, stages: int) -> Plan:
+    """One stage for each ``Stage`` module, 1F1B."""
+    ops: list[list[str]] = [[] for _ in range(stages)]
+    last = 0
+    for name in partition_ops(graph):
+        head = graph.op_by_name[name].module.split(".")[0]
+        last = int(head) if head.isdigit() else last
+        ops[last].append(name)
+    cluster = Cluster(devices=tuple(Device(kind="cpu-core", memory_bytes=2**40) for _ in ops))
+    return assemble(
+        graph,
+        None,
+        cluster,
+        [StageChoice(tuple(names), size.micro_batch, 1, (i,)) for i, names in enumerate(ops)],
+        batch_size=size.micro_batch * size.micro_batches,
+    )
+
+
+def paired(size: Size, plan: Plan, graph: ModelGraph, pairs: int) -> list[tuple[float, ...]]:
+    """In one worker: (ours, theirs, our CPU, their CPU) of every pair, in seconds."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = build(size, world)
+    batch = size.micro_batch * size.micro_batches
+    torch.manual_seed(1)
+    x, y = torch.randn(batch, size.width), torch.randn(batch, size.width)
+    pipe = Pipeline(
+        model, plan, functional.mse_loss, lambda named: torch.optim.SGD(named, 1e-3), graph=graph
+    )
+    module = build(size, world)[rank]
+    stage = PipelineStage(module, rank, world, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, size.micro_batches, loss_fn=functional.mse_loss)
+    optimizer = torch.optim.SGD(module.parameters(), 1e-3)
+
+    def ours() -> None:
+        pipe.step((x,), targets=y)
+
+    def theirs() -> None:
+        optimizer.zero_grad()
+        if rank == 0:
+            schedule.step(x)
+        elif rank == world - 1:
+            losses: list[torch.Tensor] = []
+            schedule.step(target=y, losses=losses)
+        else:
+            schedule.step()
+        optimizer.step()
+
+    for _ in range(3):
+        ours()
+        theirs()
+    out: list[tuple[float, ...]] = []
+    for pair in range(pairs):
+        measured: dict[bool, tuple[float, float]] = {}
+        for mine in (True, False) if pair % 2 else (False, True):
+            dist.barrier()
+            start, cpu = time.perf_counter(), time.process_time()
+            (ours if mine else theirs)()
+            dist.barrier()
+            measured[mine] = (time.perf_counter() - start, time.process_time() - cpu)
+        out.append((measured[True][0], measured[False][0], measured[True][1], measured[False][1]))
+    pipe.close()
+    return out
+
+
+def compare(size: Size, workers: int, pairs: int) -> StepResult:
+    """Ours and theirs on one size."""
+    model = build(size, workers)
+    batch = size.micro_batch * size.micro_batches
+    example = torch.zeros(batch, size.width)
+    graph = capture(model, (example,), targets=example, loss_fn=functional.mse_loss)
+    plan = chain_plan(graph, size, workers)
+    results = launch(
+        paired, workers, (size, plan, graph, pairs), timeout=300, threads=1, method="fork"
+    )
+    wall = [(row[0], row[1]) for row in results[0]]
+    cpu = [
+        (sum(rows[i][2] for rows in results), sum(rows[i][3] for rows in results))
+        for i in range(pairs)
+    ]
+    ratios = [ours / theirs for ours, theirs in wall]
+    low, high = bootstrap(ratios)
+    return StepResult(
+        size=size.name,
+        workers=workers,
+        pairs=pairs,
+        ours_seconds=statistics.median(ours for ours, _ in wall),
+        theirs_seconds=statistics.median(theirs for _, theirs in wall),
+        ratio=statistics.median(ratios),
+        ratio_low=low,
+        ratio_high=high,
+        ours_cpu_seconds=statistics.median(ours for ours, _ in cpu),
+        theirs_cpu_seconds=statistics.median(theirs for _, theirs in cpu),
+        cpu_ratio=statistics.median(ours / theirs for ours, theirs in cpu),
+    )
+
+
+def bootstrap(values: list[float], draws: int = 2000) -> tuple[float, float]:
+    """95 % interval of the median."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+
+
+def overhead(repeats: int = 30) -> dict[str, float]:
+    """Microseconds that a task costs beyond the stage's own work, without messages."""
+    size = Size("overhead", 4, 32, 4, 64)
+    model = build(size, 1)
+    batch = size.micro_batch * size.micro_batches
+    x, y = torch.randn(batch, size.width), torch.randn(batch, size.width)
+    graph = capture(model, (x,), targets=y, loss_fn=functional.mse_loss)
+    plan = chain_plan(graph, size, 1)
+    pipe = Pipeline(model, plan, functional.mse_loss, None, graph=graph, transport="in_process")
+    assert graph.program is not None
+    forward, names = lift_state(graph.program.module)
+    state = [graph.program.state[name] for name in names]
+
+    def bare() -> None:
+        for start in range(0, batch, size.micro_batch):
+            part = slice(start, start + size.micro_batch)
+            loss, _ = forward(size.micro_batch, x[part], y[part], *state)
+            loss.backward()
+
+    def ours() -> None:
+        pipe.accumulate((x,), targets=y)
+
+    best = {"bare": float("inf"), "ours": float("inf")}
+    for _ in range(repeats):
+        for name, function in (("bare", bare), ("ours", ours)):
+            start = time.thread_time()  # one thread computes; others on the machine don't count
+            function()
+            best[name] = min(best[name], time.thread_time() - start)
+    tasks = 2 * size.micro_batches
+    return {
+        "bare_microseconds_per_task": best["bare"] / tasks * 1e6,
+        "ours_microseconds_per_task": best["ours"] / tasks * 1e6,
+        "overhead_microseconds_per_task": (best["ours"] - best["bare"]) / tasks * 1e6,
+    }
+
+
+def main() -> None:
+    """Runs what the command line asks for and prints it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--sizes", default=",".join(size.name for size in SIZES))
+    parser.add_argument("--workers", default="2,4")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {"overhead": overhead(), "steps": []}
+    print(f"overhead per task: {found['overhead']['overhead_microseconds_per_task']:.1f} us")
+    print("size      workers    ours ms  theirs ms   ratio   95 % interval   CPU ratio")
+    for size in SIZES:
+        if size.name not in options.sizes.split(","):
+            continue
+        for workers in (int(item) for item in options.workers.split(",")):
+            r = compare(size, workers, options.pairs)
+            found["steps"].append(asdict(r))
+            print(
+                f"{r.size:9} {r.workers:7} {r.ours_seconds * 1e3:10.2f} "
+                f"{r.theirs_seconds * 1e3:10.2f} {r.ratio:7.3f}   "
+                f"{r.ratio_low:.3f} to {r.ratio_high:.3f} {r.cpu_ratio:9.3f}"
+            )
+            sys.stdout.flush()
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
