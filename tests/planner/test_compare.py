@@ -27,7 +27,8 @@ def test_every_planner_has_a_row_with_the_figures_of_its_plan() -> None:
     found = compare(file.graph, file.costs, _CLUSTER, 16)
     assert [item.row.planner for item in found] == list(PLANNERS)
     bound = found[0].row.lower_bound_ns
-    for row, plan in found:
+    for row, plan, units in found:
+        assert len(units) == row.units
         assert plan is not None
         validate(plan, file.graph)
         assert row.iteration_ns is not None
@@ -42,13 +43,13 @@ def test_every_planner_has_a_row_with_the_figures_of_its_plan() -> None:
     parts = found[0].row.gap_parts
     total = sum(value for name, value in parts.items() if name not in ("total", "bound_over_work"))
     assert total - parts["bound_over_work"] == pytest.approx(parts["total"])
-    assert {row.variant for row, _ in found} == {"ours", "all freedoms", "as published"}
+    assert {row.variant for row, _, _ in found} == {"ours", "all freedoms", "as published"}
 
 
 def test_ours_is_never_behind_the_others_on_towers() -> None:
     for branches, layers, trunk in ((4, 2, 1), (3, 3, 3), (2, 5, 2)):
         file = towers(branches, layers, trunk)
-        for row, _ in compare(file.graph, file.costs, _CLUSTER, 20):
+        for row, _, _ in compare(file.graph, file.costs, _CLUSTER, 20):
             assert row.ratio is not None
             assert row.ratio >= 1.0 - 1e-9, row.planner
 

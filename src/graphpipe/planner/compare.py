@@ -113,10 +113,11 @@ class Comparison(FileRecord):
 
 
 class Compared(NamedTuple):
-    """A row with its plan, where there is one."""
+    """A row with its plan, where there is one, and the units that were searched."""
 
     row: ComparisonRow
     plan: Plan | None
+    units: UnitGraph
 
 
 class Hopeless:
@@ -196,17 +197,16 @@ def compare(
         if progress is not None:
             progress(name)
         if name in _FAMILIES:
-            found.append(_run_ours(name, graph, costs, cluster, batch_size, empty, bound))
+            found.append(_run_ours(name, units, cluster, batch_size, empty, bound))
         else:
             found.append(_run_baseline(name, units, cluster, batch_size, empty, time_limit, known))
     ours = found[0].row.iteration_ns
-    return tuple(Compared(_with_ratio(item.row, ours), item.plan) for item in found)
+    return tuple(item._replace(row=_with_ratio(item.row, ours)) for item in found)
 
 
 def _run_ours(
     name: str,
-    graph: ModelGraph,
-    costs: CostTable,
+    units: UnitGraph,
     cluster: Cluster,
     batch_size: int,
     empty: ComparisonRow,
@@ -216,14 +216,17 @@ def _run_ours(
     row = empty.model_copy(update={"planner": name, "variant": variant})
     start = time.process_time()
     try:
-        best = plan(graph, costs, cluster, batch_size=batch_size, families=_FAMILIES[name])
+        best = plan(
+            units.graph, units.costs, cluster, batch_size=batch_size, families=_FAMILIES[name]
+        )
     except InfeasibleError as error:
-        return Compared(row.model_copy(update={"note": error.what}), None)
+        return Compared(row.model_copy(update={"note": error.what}), None, units)
     taken = time.process_time() - start
     assert best.prediction is not None
     filled = _filled(row, best, best.prediction.iteration_ns)
     parts = asdict(plan_gap(best, bound)) if name == OURS else {}
-    return Compared(filled.model_copy(update={"search_seconds": taken, "gap_parts": parts}), best)
+    update = {"search_seconds": taken, "gap_parts": parts}
+    return Compared(filled.model_copy(update=update), best, units)
 
 
 def _run_baseline(
@@ -255,7 +258,7 @@ def _run_baseline(
             known.note(name, units.graph.name, limit, devices)
             continue
         except InfeasibleError as error:
-            return Compared(row.model_copy(update={"note": error.what}), None)
+            return Compared(row.model_copy(update={"note": error.what}), None, units)
         filled = _filled(row, found.plan, found.iteration_ns)
         update = {
             "units": found.units,
@@ -264,8 +267,8 @@ def _run_baseline(
             "longest_seconds": found.longest_seconds,
             "note": f"{reason}; {found.units} units after fusing" if reason else "",
         }
-        return Compared(filled.model_copy(update=update), found.plan)
-    return Compared(row.model_copy(update={"note": reason}), None)
+        return Compared(filled.model_copy(update=update), found.plan, given)
+    return Compared(row.model_copy(update={"note": reason}), None, units)
 
 
 def _fused(units: UnitGraph, cluster: Cluster, batch_size: int, limit: int) -> UnitGraph:
