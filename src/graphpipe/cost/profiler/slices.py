@@ -9,7 +9,7 @@ overhead per op.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from graphpipe.cost.table import FloatArray
 from graphpipe.graph.cut import StageCut, stage_cut
 from graphpipe.graph.devices import place_node_on
 from graphpipe.graph.model_graph import BATCH_SIZE_INPUT, ModelGraph, Op
+from graphpipe.graph.program import Program
 
 LEAST_OPS, MOST_OPS = 8, 60
 
@@ -139,10 +140,17 @@ class SliceRunner:
             limits.update(index_limits(facts[name]))
         self._limits = limits
         self._device = device
-        self._module = _module(graph, self._cut, tuple(self._given), facts, device)
-        for parameter in self._module.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+        program = program_of(graph)
+        self.state = {
+            path: _value(program.state[path], graph, path, device)
+            for path in _state_paths(program, self._cut)
+        }
+        """Made-up parameters, buffers and constants by name; gradients add up in them."""
+        for tensor in self.state.values():
+            if tensor.requires_grad:
+                tensor.grad = torch.zeros_like(tensor)
+        given = (*self._given, *self.state)
+        self._module = _module(graph, self._cut, given, facts, device)
 
     def run(self, repeats: int) -> tuple[Timing, Timing]:
         """Forward and backward of the slice, after a warm-up that does not count."""
@@ -150,8 +158,11 @@ class SliceRunner:
         backward: list[float] = []
         for _ in range(repeats + 1):
             arguments = [self._argument(name, fact) for name, fact in self._given.items()]
+            arguments += self.state.values()
             self._evictor.evict()
-            seconds, outputs = self._clock.time(lambda a=arguments: self._module(self._batch, *a))  # type: ignore[misc]
+            seconds, outputs = self._clock.time(
+                lambda a=arguments: self._module.forward(self._batch, *a)  # type: ignore[misc]
+            )
             forward.append(seconds)
             roots = [item for item in outputs if item.requires_grad]
             if roots:
@@ -178,6 +189,18 @@ def _given_facts(cut: StageCut, facts: Mapping[str, OpFacts]) -> dict[str, Tenso
     return found
 
 
+def _state_paths(program: Program, cut: StageCut) -> list[str]:
+    """Names of the parameters, buffers and constants that the slice reads."""
+    members = {*cut.ops, *cut.prep}
+    found: dict[str, None] = {}
+    for node in program.module.graph.nodes:
+        if node.name in members:
+            for source in node.all_input_nodes:
+                if source.op == "get_attr" and str(source.target) in program.state:
+                    found[str(source.target)] = None
+    return list(found)
+
+
 def _module(
     graph: ModelGraph,
     cut: StageCut,
@@ -185,26 +208,30 @@ def _module(
     facts: Mapping[str, OpFacts],
     device: torch.device,
 ) -> fx.GraphModule:
+    """``forward(micro_batch_size, *given)``; parameters are arguments, as in a stage."""
     program = program_of(graph)
     new = fx.Graph()
     copies: dict[str, fx.Node] = {BATCH_SIZE_INPUT: new.placeholder(BATCH_SIZE_INPUT)}
-    for name in given:
-        copies[name] = new.placeholder(name)
-    root: dict[str, Any] = {}
+    arguments = {name: new.placeholder(f"given_{i}") for i, name in enumerate(given)}
+    root: dict[str, nn.Module] = {}
     members = {*cut.ops, *cut.prep}
 
     def copied(node: fx.Node) -> fx.Node:
-        if node.name not in copies:
-            for source in node.all_input_nodes:
-                copied(source)
-            if node.op in ("get_attr", "call_module"):
-                path = str(node.target)
-                if path not in root:
-                    root[path] = _value(program.module, program.state, graph, path, device)
-            made = new.node_copy(node, lambda source: copies[source.name])
-            place_node_on(made, device)
-            copies[node.name] = made
-        return copies[node.name]
+        if node.name in copies:
+            return copies[node.name]
+        key = str(node.target) if node.op == "get_attr" else node.name
+        if key in arguments:
+            copies[node.name] = arguments[key]
+            return arguments[key]
+        for source in node.all_input_nodes:
+            copied(source)
+        if node.op in ("get_attr", "call_module"):
+            path = str(node.target)
+            root.setdefault(path, opaque_copy(program.module.get_submodule(path), device))
+        made = new.node_copy(node, lambda source: copies[source.name])
+        place_node_on(made, device)
+        copies[node.name] = made
+        return made
 
     for node in program.module.graph.nodes:
         if node.name in members:
@@ -219,25 +246,17 @@ def _module(
 
 
 def _value(
-    module: fx.GraphModule,
-    state: Mapping[str, torch.Tensor],
-    graph: ModelGraph,
-    path: str,
-    device: torch.device,
-) -> Any:
+    tensor: torch.Tensor, graph: ModelGraph, path: str, device: torch.device
+) -> torch.Tensor:
     """A made-up parameter or buffer; the user's own are never touched."""
-    tensor = state.get(path)
-    if tensor is None:
-        return opaque_copy(module.get_submodule(path), device)
     value = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     if value.dtype.is_floating_point:
         value.fill_(1.0 / max(value.shape) if value.dim() > 1 else 1.0)
     else:
         value.zero_()
     known = graph.parameter_by_name.get(path)
-    if known is not None and not known.is_buffer:
-        return nn.Parameter(value, requires_grad=known.trainable)
-    return value
+    trained = known is not None and known.trainable and not known.is_buffer
+    return value.requires_grad_(trained and value.dtype.is_floating_point)
 
 
 def fit_correction(measured: FloatArray, sums: FloatArray, ops: FloatArray) -> Correction:
