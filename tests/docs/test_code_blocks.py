@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -16,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from graphpipe.cli.app import app
-from tests.docs.pages import Block, blocks, name, pages_with
+from tests.docs.pages import DOCS, Block, blocks, name, pages_with
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,27 @@ def test_console_blocks_run(page: Path) -> None:
             assert program == "graphpipe", f"{page}: {command}"
             done = CliRunner().invoke(app, arguments)
             assert done.exit_code == 0, f"{page}: {command}\n{done.output}\n{done.exception!r}"
+
+
+@pytest.mark.long
+def test_the_script_for_several_nodes_trains_under_torchrun() -> None:
+    script, plan, *_ = blocks(DOCS / "several-nodes.md", "python")
+    Path("train.py").write_text(script.text, encoding="utf-8")
+    exec(script.text + plan.text, {"__name__": "documentation"})
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, "train.py", "--plan", "plan.json", "--steps", "31"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] / 2
+    assert Path("model.pt").exists()
+    assert (
+        CliRunner().invoke(app, ["report", "plan.json", "--trace", "measured.json"]).exit_code == 0
+    )
 
 
 def shell_blocks() -> list[Block]:
