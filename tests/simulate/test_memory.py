@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from graphpipe.plan.actions import build_actions
 from graphpipe.plan.memory import peak_memory
 from graphpipe.plan.stage import StageMemory
 from graphpipe.simulate.memory import memory_curves, peaks
@@ -18,7 +17,7 @@ def test_curves_rise_and_fall_in_time_and_their_maxima_are_the_peaks() -> None:
         plan = plan_of(random_problem(seed), memory=MEMORY)
         timeline = simulate(plan)
         curves = memory_curves(plan, timeline)
-        assert peaks(curves) == timeline.peak_memory == peak_memory(plan, build_actions(plan))
+        assert peaks(curves) == timeline.peak_memory == peak_memory(plan)
         for rank, curve in enumerate(curves):
             times = [time for time, _ in curve]
             assert times == sorted(times)

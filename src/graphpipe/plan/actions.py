@@ -94,28 +94,44 @@ def build_actions(
     Raises:
         ScheduleError: if the schedule deadlocks.
     """
-    schedule = schedule_for(plan, batch_size, training=training)
-    lines = schedule.tasks
-    parts: list[tuple[PipelineProblem, list[Sequence[Task]], int]] = []
-    for copy in range(plan.copies):
-        problem, owned = problem_of(plan, copy, batch_size, training=training)
-        ranks = {rank for stage in problem.stages for rank in stage.devices}
-        own: list[Sequence[Task]] = [
-            line if rank in ranks else () for rank, line in enumerate(lines)
-        ]
-        parts.append((problem, own, owned.start))
+    lines = schedule_for(plan, batch_size, training=training).tasks
     return merge_actions(
         [
-            actions_of(
-                problem,
-                own,
-                plan.cluster,
-                first_sample=start,
+            copy_actions(
+                plan,
+                copy,
+                lines,
+                batch_size,
+                training=training,
                 ordering=ordering,
                 lookahead=lookahead,
             )
-            for problem, own, start in parts
+            for copy in range(plan.copies)
         ]
+    )
+
+
+def copy_actions(
+    plan: Plan,
+    copy: int,
+    lines: Sequence[Sequence[Task]],
+    batch_size: int | None = None,
+    *,
+    training: bool = True,
+    ordering: Ordering = "channel",
+    lookahead: int = 1,
+) -> ActionLists:
+    """The action lists of one copy of a plan, given the task lists of all ranks; the other
+    arguments are those of :func:`build_actions`. Ranks of other copies get empty lists."""
+    problem, owned = problem_of(plan, copy, batch_size, training=training)
+    ranks = {rank for stage in problem.stages for rank in stage.devices}
+    return actions_of(
+        problem,
+        [line if rank in ranks else () for rank, line in enumerate(lines)],
+        plan.cluster,
+        first_sample=owned.start,
+        ordering=ordering,
+        lookahead=lookahead,
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from graphpipe.errors import ScheduleError
 from graphpipe.plan.actions import Action, ActionLists, Ordering, actions_of
+from graphpipe.plan.copies import alike_copies
 from graphpipe.plan.ordered import run_ordered
 from graphpipe.plan.problem import PipelineProblem, problem_of
 from graphpipe.plan.ranges import copy_range, micro_batch_count
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def check_schedule(plan: Plan) -> None:
-    """Checks the plan's schedule for every copy.
+    """Checks the plan's schedule, for one of each set of copies that are alike.
 
     Raises:
         ScheduleError: naming rank and task, or the tasks that wait for one another.
@@ -48,7 +49,7 @@ def check_schedule(plan: Plan) -> None:
                 got=str(line[0]),
             )
     _check_count(plan, sum(len(line) for line in lines))
-    for copy in range(plan.copies):
+    for copy, *_ in alike_copies(plan):
         problem, owned = problem_of(plan, copy)
         ranks = {rank for stage in problem.stages for rank in stage.devices}
         own = [line if rank in ranks else () for rank, line in enumerate(lines)]

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from graphpipe.plan.actions import ActionLists
+from graphpipe.plan.actions import ActionLists, copy_actions
+from graphpipe.plan.copies import alike_copies, ranks_of_copy
 from graphpipe.plan.messages import overlaps, returns_gradient
 from graphpipe.plan.problem import PipelineProblem, problem_of
 from graphpipe.plan.schedule import Task
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _Buffer = tuple[str, int, int]
 """An arriving buffer: kind, edge, micro-batch of the receiving task."""
+
+_Readers = dict[tuple[str, int], list[int]]
+"""Edges whose buffers the tasks of a kind in a stage take."""
 
 
 class Step(NamedTuple):
@@ -48,28 +52,40 @@ def memory_steps(
         batch_size: Samples of the mini-batch, by default the plan's.
         training: False for an evaluation.
     """
-    problems = [
-        problem_of(plan, copy, batch_size, training=training)[0] for copy in range(plan.copies)
+    out: list[tuple[Step, ...]] = [
+        (Step(None, "between", plan.static_bytes(rank)),) for rank in range(plan.world_size)
     ]
-    copy_of = {
-        rank: copy
-        for copy, problem in enumerate(problems)
-        for stage in problem.stages
-        for rank in stage.devices
-    }
-    return tuple(
-        _Walk(plan, problems[copy_of[rank]], rank).follow(lists)
-        if rank in copy_of
-        else (Step(None, "between", plan.static_bytes(rank)),)
-        for rank in range(plan.world_size)
-    )
+    for copy in range(plan.copies):
+        problem, _ = problem_of(plan, copy, batch_size, training=training)
+        readers = _readers(problem)
+        for rank in ranks_of_copy(plan, copy):
+            out[rank] = _Walk(plan, problem, readers, rank).follow(lists)
+    return tuple(out)
 
 
-def peak_memory(plan: Plan, lists: ActionLists, batch_size: int | None = None) -> tuple[int, ...]:
-    """The most bytes that each rank holds in a training step."""
-    return tuple(
-        max(step.held for step in steps) for steps in memory_steps(plan, lists, batch_size)
-    )
+def peak_memory(plan: Plan) -> tuple[int, ...]:
+    """The most bytes that each rank holds in a training step of the plan's own mini-batch,
+    with receives posted as :func:`graphpipe.plan.actions.build_actions` does by default."""
+    peaks = [plan.static_bytes(rank) for rank in range(plan.world_size)]
+    for copies in alike_copies(plan):
+        problem, _ = problem_of(plan, copies[0])
+        readers = _readers(problem)
+        lists = copy_actions(plan, copies[0], plan.schedule.tasks)
+        ranks = [ranks_of_copy(plan, copy) for copy in copies]
+        for same in zip(*ranks, strict=True):
+            steps = _Walk(plan, problem, readers, same[0]).follow(lists)
+            more = max(step.held for step in steps) - plan.static_bytes(same[0])
+            for rank in same:
+                peaks[rank] += more
+    return tuple(peaks)
+
+
+def _readers(problem: PipelineProblem) -> _Readers:
+    readers: _Readers = {}
+    for e, edge in enumerate(problem.edges):
+        readers.setdefault(("F", edge.target), []).append(e)
+        readers.setdefault(("B", edge.source), []).append(e)
+    return readers
 
 
 class _Walk:
@@ -79,6 +95,7 @@ class _Walk:
         self,
         plan: Plan,
         problem: PipelineProblem,
+        readers: _Readers,
         rank: int,
     ) -> None:
         self.plan = plan
@@ -89,10 +106,7 @@ class _Walk:
         self.steps: list[Step] = [Step(None, "between", self.held)]
         self.buffers: dict[_Buffer, int] = {}
         self.local = self._local_parts()
-        self.reads: dict[tuple[str, int], list[int]] = {}
-        for e, edge in enumerate(problem.edges):
-            self.reads.setdefault(("F", edge.target), []).append(e)
-            self.reads.setdefault(("B", edge.source), []).append(e)
+        self.reads = readers
 
     def _local_parts(self) -> dict[Task, list[_Buffer]]:
         """Buffers on this rank that each task of it fills a part of."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from graphpipe.errors import PlanError
 from graphpipe.graph.model_graph import ModelGraph
-from graphpipe.plan.actions import build_actions
 from graphpipe.plan.checks import check_schedule
 from graphpipe.plan.edges import cuts_of, edges_of_cuts, gradient_ops, input_signatures, listed
 from graphpipe.plan.in_flight import find_cycle
@@ -222,7 +221,7 @@ def _schedule(plan: Plan) -> Iterator[PlanError]:
 
 
 def _memory(plan: Plan) -> Iterator[PlanError]:
-    peaks = peak_memory(plan, build_actions(plan))
+    peaks = peak_memory(plan)
     for rank, (peak, device) in enumerate(zip(peaks, plan.cluster.devices, strict=True)):
         if peak > device.memory_bytes:
             names = ", ".join(repr(plan.stages[s].name) for s in plan.stages_of_device[rank])

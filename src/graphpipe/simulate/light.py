@@ -81,10 +81,10 @@ def finish(
     optimizer follows a rank's last all-reduce.
     """
     world = cluster.world_size
-    time = [max(run.device[rank] for run in runs) for rank in range(world)]
-    for ranks, _ in groups:
-        for rank in ranks:
-            time[rank] = max(time[rank], *(run.card[rank] for run in runs))
+    time = [max(times) for times in zip(*(run.device for run in runs), strict=True)]
+    card = [max(times) for times in zip(*(run.card for run in runs), strict=True)]
+    for rank in {rank for ranks, _ in groups for rank in ranks}:
+        time[rank] = max(time[rank], card[rank])
     reduces: list[list[tuple[int, int]]] = [[] for _ in range(world)]
     for ranks, nbytes in groups:
         start = max(time[rank] for rank in ranks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from graphpipe.plan.actions import build_actions
 from graphpipe.plan.memory import peak_memory
 from graphpipe.plan.ordered import Sent
 from graphpipe.plan.plan import Prediction
@@ -79,7 +78,7 @@ def with_prediction(
         communication_ns=max(sending),
         all_reduce_ns=max(reducing),
         optimizer_ns=max(stepping),
-        peak_memory=peak_memory(plan, build_actions(plan)),
+        peak_memory=peak_memory(plan),
         lower_bound_ns=lower_bound_ns,
     )
     return plan.model_copy(update={"prediction": prediction})
