@@ -73,6 +73,22 @@ def test_tables_with_the_same_reader_are_one_stage() -> None:
     assert pieces(preds, [0, 0, 1, 2], [0] * 4) == [[0, 1], [2], [3]]
 
 
+def test_a_join_is_apart_from_the_branch_that_it_ends() -> None:
+    # Branches 0-1 and 2-3, join 4; the join shares a device with the second branch's end.
+    preds = [[], [0], [], [2], [1, 3]]
+    assert pieces(preds, [0, 1, 2, 3, 3], [0] * 5) == [[0], [2], [1], [3], [4]]
+
+
+def test_a_branch_is_apart_from_the_fork_before_it() -> None:
+    # Unit 0 feeds 1 (same device) and 2 (another one): 2 must not wait for 1's forward.
+    assert pieces([[], [0], [0], [1, 2]], [0, 0, 1, 2], [0] * 4) == [[0], [1], [2], [3]]
+
+
+def test_a_skip_does_not_split_a_stage() -> None:
+    # 0 -> 1 -> 2 -> 3 with 0 -> 3: everything after 0 waits for it anyway.
+    assert pieces([[], [0], [1], [0, 2]], [0, 1, 1, 1], [0] * 4) == [[0], [1, 2, 3]]
+
+
 def test_a_path_through_another_part_splits_a_stage() -> None:
     # 0 -> 1 -> 2 and 0 -> 2, with 1 elsewhere: 0 and 2 cannot be one stage.
     assert pieces([[], [0], [0, 1]], [0, 1, 0], [0] * 3) == [[0], [1], [2]]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from graphpipe.planner.estimate import estimate
 from graphpipe.planner.evaluate import Score, score
 from graphpipe.planner.layout import Layout
-from graphpipe.planner.refine import polish
+from graphpipe.planner.refine import moved, polish
 from graphpipe.planner.seeds import (
     Freedom,
     Orders,
@@ -188,11 +188,11 @@ class Search:
         while True:
             pool = sorted(self.found.values(), key=lambda f: f.key)[:_REFINED]
             fresh = [f for f in pool if f.layout not in tried]
-            if not fresh:
+            if not fresh or self.best is None:
                 return
             start = fresh[0]
             tried.add(start.layout)
-            assert self.best is not None
+            before = self.best
             for seed in self._neighbours(start):
                 if seed.estimate.lacking > 0:
                     continue
@@ -201,18 +201,25 @@ class Search:
                 if not self._go_on():
                     return
                 self._judge(seed.layout, seed.point)
+                if self.best is not before:
+                    break
 
     def _neighbours(self, found: Found) -> Iterator[Seed]:
         layout, point = found.layout, found.point
         for slack in (layout.slack - 1, layout.slack + 1, layout.slack + 3):
             if slack >= 0:
                 yield from self._fitted(layout._replace(slack=slack), point)
+        value = estimate(self.space, layout)
+        if value is not None:
+            for seed in moved(self.space, Seed(value, layout, point), _MOVED_PARTS):
+                self.judged += 1
+                yield seed
         yield from self._fitted(layout._replace(far=not layout.far), point)
         sizes = self.freedom.micro_batches or micro_batch_sizes(self.space.samples(layout.copies))
         for batch in _next_to(sizes, layout.micro_batch):
             part_batch = tuple(batch * q // layout.micro_batch for q in layout.part_batch)
-            moved = layout._replace(micro_batch=batch, part_batch=part_batch)
-            for seed in self._fitted(moved, point._replace(batch=batch)):
+            resized = layout._replace(micro_batch=batch, part_batch=part_batch)
+            for seed in self._fitted(resized, point._replace(batch=batch)):
                 yield seed
                 yield polish(self.space, seed, _POLISH_STEPS)
         for part in range(len(layout.replicas)):
@@ -235,6 +242,7 @@ _POLISHED = 10
 _PER_POINT = 3
 _POLISH_STEPS = 40
 _REFINED = 3
+_MOVED_PARTS = 3
 _MOST_TASKS = 3000
 _TASKS_PER_UNIT = 40
 

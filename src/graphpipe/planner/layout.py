@@ -62,9 +62,12 @@ def pieces(
     """Splits an assignment into stages: connected, convex, and acyclic among one another.
 
     Units are taken in their topological order; each joins the stage of one of its producers
-    if that has the same part and if no path leaves that stage and comes back through the
-    unit, else it opens a stage. Stages with the same part, producers and consumers are then
-    one (the tables of an embedding layer), since nothing is won by keeping them apart.
+    if that has the same part, and if neither has to wait for the other's neighbours: what the
+    unit reads from elsewhere the stage has to wait for anyway (a join is a stage apart from
+    the branch it ends), and what others read from the stage comes after the unit anyway.
+    This also keeps the stages acyclic. Else the unit opens a stage. Stages with the same
+    part, producers and consumers are then one (the tables of an embedding layer), since
+    nothing is won by keeping them apart.
 
     Args:
         predecessors: Producers of each unit, all with lower numbers.
@@ -78,6 +81,14 @@ def pieces(
     stage_of: list[int] = []
     stages: list[list[int]] = []
     above: list[int] = []  # for each stage the set of stages above it, as bits
+    readers: list[int] = []  # for each stage the units that read from it, as bits
+    read_by = [0] * len(assign)
+    of_part: dict[int, int] = {}
+    for unit, sources in enumerate(predecessors):
+        of_part[assign[unit]] = of_part.get(assign[unit], 0) | 1 << unit
+        for source in sources:
+            read_by[source] |= 1 << unit
+    below = _below(predecessors)
     for unit, sources in enumerate(predecessors):
         around = 0
         for source in sources:
@@ -88,9 +99,13 @@ def pieces(
             if assign[source] != assign[unit] or fixed[source] != fixed[unit]:
                 continue
             others = around & ~(1 << candidate)
-            if not _reaches(candidate, others, above):
-                chosen = candidate
-                break
+            if others & ~above[candidate]:
+                continue
+            elsewhere = readers[candidate] & ~of_part[assign[unit]]
+            if elsewhere & ~below[unit]:
+                continue
+            chosen = candidate
+            break
         new = 0
         bits = around
         while bits:
@@ -101,28 +116,21 @@ def pieces(
             chosen = len(stages)
             stages.append([])
             above.append(new)
-        else:
-            new &= ~(1 << chosen)
-            if new & ~above[chosen]:
-                above[chosen] |= new
-                mark = 1 << chosen
-                for other, seen in enumerate(above):
-                    if seen & mark:
-                        above[other] = seen | above[chosen]
+            readers.append(0)
         stages[chosen].append(unit)
+        readers[chosen] |= read_by[unit]
         stage_of.append(chosen)
     return _ordered(_merge_twins(stages, stage_of, predecessors, assign, fixed), predecessors)
 
 
-def _reaches(stage: int, others: int, above: list[int]) -> bool:
-    """Whether ``stage`` lies above one of ``others`` (bits)."""
-    mark = 1 << stage
-    while others:
-        low = others & -others
-        if above[low.bit_length() - 1] & mark:
-            return True
-        others ^= low
-    return False
+def _below(predecessors: Sequence[Sequence[int]]) -> list[int]:
+    """Units below each unit, as bits."""
+    below = [0] * len(predecessors)
+    for unit in range(len(predecessors) - 1, -1, -1):
+        bits = below[unit] | 1 << unit
+        for source in predecessors[unit]:
+            below[source] |= bits
+    return below
 
 
 def _merge_twins(

@@ -35,7 +35,9 @@ def polish(space: Space, seed: Seed, steps: int) -> Seed:
     spent = 0
     while spent < steps:
         better: Seed | None = None
-        for move in _moves(space, current, costs):
+        load = current.estimate.load
+        worst = max(range(len(load)), key=lambda p: load[p])
+        for move in _moves(space, current, costs, worst):
             spent += 1
             candidate = current.layout._replace(assign=move)
             value = estimate(space, candidate)
@@ -59,13 +61,29 @@ def _beats(new: Estimate, old: Estimate) -> bool:
     return sorted(new.load, reverse=True) < sorted(old.load, reverse=True)
 
 
-def _moves(space: Space, seed: Seed, costs: dict[int, list[float]]) -> Iterator[tuple[int, ...]]:
-    """Assignments with one unit moved away from the most loaded part, or swapped for a smaller
-    one, the most promising first; at most ``_TRIES``."""
+def moved(space: Space, seed: Seed, parts: int) -> Iterator[Seed]:
+    """Layouts with a unit moved away from one of the ``parts`` most loaded parts, or swapped for
+    a smaller one, with their estimates; the most loaded part first."""
+    costs = part_costs(space, seed.point, set(seed.layout.replicas))
+    load = seed.estimate.load
+    if not set(seed.layout.replicas) <= set(costs):
+        return
+    for part in sorted(range(len(load)), key=lambda p: -load[p])[:parts]:
+        for move in _moves(space, seed, costs, part):
+            candidate = seed.layout._replace(assign=move)
+            value = estimate(space, candidate)
+            if value is not None:
+                yield Seed(value, candidate, seed.point)
+
+
+def _moves(
+    space: Space, seed: Seed, costs: dict[int, list[float]], worst: int
+) -> Iterator[tuple[int, ...]]:
+    """Assignments with one unit moved away from part ``worst``, or swapped for a smaller one,
+    the most promising first; at most ``_TRIES``."""
     layout, load = seed.layout, seed.estimate.load
     assign, replicas = layout.assign, layout.replicas
     units = space.units
-    worst = max(range(len(load)), key=lambda p: load[p])
     limit = load[worst]
     mine = [u for u, p in enumerate(assign) if p == worst and u not in space.pin]
     order = sorted(range(len(load)), key=lambda p: load[p])
