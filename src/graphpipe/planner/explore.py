@@ -76,6 +76,8 @@ class Search:
         polished = self._polish(starts)
         self._schedule(polished)
         self._refine()
+        if self.progress is not None and self.best is not None:
+            self.progress(self.judged, self.best.score.iteration_ns / 1e9)
         return self.best
 
     def _go_on(self, cost: int = 1) -> bool:
@@ -168,7 +170,7 @@ class Search:
                 seed.estimate.iteration_ns >= self.best.score.iteration_ns
             ):
                 break
-            if not self._go_on():
+            if not self._go_on() and self.best is not None:
                 return
             found = self._judge(seed.layout, seed.point)
             if found is None:
