@@ -119,7 +119,8 @@ def show(rows: Sequence[ComparisonRow]) -> None:
         print(
             f"  {name + ('*' if row.fused else ''):32} {row.iteration_ns / 1e6:10.2f} ms"
             f" {row.throughput or 0:10.0f}/s  x{row.ratio or 0:5.3f}"
-            f"  gap {row.lower_bound_gap or 0:6.1%}  bubble {row.bubble or 0:5.1%}  {row.stages:3} stages, depth {row.depth:2},"
+            f"  gap {row.lower_bound_gap or 0:6.1%}  bubble {row.bubble or 0:5.1%}"
+            f"  {row.stages:3} stages, depth {row.depth:2},"
             f" R {row.copies:2}, b {sizes:12} {(row.peak_memory_bytes or 0) / 2**30:6.2f} GiB"
             f"  search {search} s"
         )
