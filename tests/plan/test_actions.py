@@ -163,3 +163,18 @@ def test_the_model_notices_a_deadlock() -> None:
     late = [a for a in lists.lines[1] if a.kind != "recv"]
     with pytest.raises(Stuck):
         execute(ActionLists(lists.messages, (lists.lines[0], tuple(late))), "channels", [0, 1])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(4))
+def test_thousands_of_plans_never_deadlock(part: int) -> None:
+    for seed in range(10**6 + 500 * part, 10**6 + 500 * part + 500):
+        for shared in (False, True):
+            built, lists = lists_for(seed, "global", shared=shared)
+            order = list(range(built.problem.world_size))
+            random.Random(seed).shuffle(order)
+            for model in ("rendezvous", "blocking", "channels"):
+                assert len(execute(lists, model, order)) == built.graph.count
+            _, lists = lists_for(seed, "channel", shared=shared)
+            execute(lists, "channels", order)

@@ -90,11 +90,17 @@ class _Network:
 
     def settle(self, now: int) -> list[tuple[int, int, int]]:
         """New (end, flow, version) of every flow whose share changed."""
-        flows = sorted({flow for port in self.dirty for flow in self.users[port]})
+        users, capacity = self.users, self.capacity
+        flows: set[int] = set()
+        for port in self.dirty:
+            flows |= users[port]
         self.dirty.clear()
         out: list[tuple[int, int, int]] = []
-        for flow in flows:
-            rate = min(self.capacity[port] / len(self.users[port]) for port in self.uses[flow])
+        for flow in sorted(flows):
+            out_port, in_port = self.uses[flow]
+            leaving = capacity[out_port] / len(users[out_port])
+            arriving = capacity[in_port] / len(users[in_port])
+            rate = leaving if leaving < arriving else arriving
             if rate == self.rate[flow]:
                 continue
             self.left[flow] -= self.rate[flow] * (now - self.since[flow])
