@@ -19,7 +19,7 @@ _COLOURS = {
     "F": ("#0067a8", "#ffffff"),
     "B": ("#e39a00", "#201600"),
     "recompute": ("#f4d58a", "#201600"),
-    "all_reduce": ("#b8578f", "#ffffff"),
+    "all_reduce": ("#ad4c84", "#ffffff"),
     "optimizer": ("#6b7280", "#ffffff"),
 }
 _WORDS = {"F": "forward", "B": "backward", "all_reduce": "all-reduce"}
