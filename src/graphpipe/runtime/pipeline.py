@@ -12,6 +12,7 @@ from torch import nn
 
 from graphpipe.errors import RuntimeSetupError, StageFailedError
 from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.plan.actions import Ordering
 from graphpipe.plan.plan import Plan
 from graphpipe.runtime.failures import FailureBoard, PeerLostError, Watchdog
 from graphpipe.runtime.gather import gather_outputs, gather_records, gather_state
@@ -57,7 +58,9 @@ class Pipeline:
         autocast: Run forwards under ``torch.autocast`` with this dtype.
         loss_scale: Dynamic loss scaling (for fp16).
         compile: Run stages through ``torch.compile`` (stages with random ops stay as they are).
-        overlap: Reduce gradients while backwards still run.
+        overlap: Reduce gradients while backwards still run (not on NCCL).
+        message_order: How messages are ordered (:func:`graphpipe.plan.actions.build_actions`);
+            by default ``global`` on NCCL, else ``channel``.
         variants: ``"refuse"``: inputs of another shape or structure than captured are an
             error; ``"capture"``: they get a variant of the graph on the same partition.
         capture_options: Options of ``capture`` for the captures made here.
@@ -86,11 +89,16 @@ class Pipeline:
         loss_scale: LossScale | bool | None = None,
         compile: bool = False,
         overlap: bool = True,
+        message_order: Ordering | None = None,
         variants: Literal["refuse", "capture"] = "refuse",
         capture_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.plan = plan
         self.device = torch.device(device or "cpu")
+        ordering: Ordering = "channel"
+        if transport == "process_group" and self.device.type == "cuda":
+            # NCCL ignores tags and makes one rank's operations wait for one another.
+            ordering, overlap = "global", False
         self._variants = VariantCache(
             model,
             plan,
@@ -99,10 +107,12 @@ class Pipeline:
             capture_options or {},
             capture_new=variants == "capture",
             autocast=None if autocast is None else (self.device.type, autocast),
+            ordering=message_order or ordering,
         )
         first = self._variants.first
         self.graph = first.graph
         self.transport = self._connect(transport, first, timeout)
+        self._variants.ranks = self.transport.ranks
         self._board = FailureBoard.connect() if len(self.transport.ranks) == 1 else None
         self._watchdog = Watchdog(timeout, self._board) if self._board is not None else None
         scale = LossScale() if loss_scale is True else (loss_scale or None)
@@ -145,7 +155,7 @@ class Pipeline:
             self._check_world(found.world_size)
             return found
         self._check_world(ensure_process_group(self.device, timeout))
-        return ProcessGroupTransport(collective_groups(first), timeout)
+        return ProcessGroupTransport(collective_groups(first), timeout, self.device)
 
     def _check_world(self, world_size: int) -> None:
         if world_size != self.plan.world_size:
@@ -157,6 +167,12 @@ class Pipeline:
                 fix=f"Start with torchrun --nproc-per-node={self.plan.world_size}, or plan for "
                 f"{world_size} devices",
             )
+
+    @property
+    def unread_inputs(self) -> set[str]:
+        """Paths of the inputs, such as ``kwargs['image']``, that no stage of this process
+        reads; see :mod:`graphpipe.runtime.inputs`."""
+        return self._variants.unread(self._variants.first)
 
     @property
     def first_variant(self) -> Variant:
@@ -171,6 +187,7 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None = None,
         *,
         targets: Any = None,
+        batch_size: int | None = None,
     ) -> torch.Tensor:
         """Trains on one mini-batch.
 
@@ -179,6 +196,8 @@ class Pipeline:
                 every rank.
             kwargs: Keyword inputs of the model.
             targets: Second argument of the loss function.
+            batch_size: Samples, on a rank that is given no per-sample input; inputs that this
+                process does not read (:attr:`unread_inputs`) may be None.
 
         Returns:
             The mini-batch's loss, the same on every rank.
@@ -187,7 +206,7 @@ class Pipeline:
             InputError: if the inputs are not those of the capture; nothing has been sent then.
             StageFailedError: if a task failed.
         """
-        loss, _ = self._train(args, kwargs, targets, 1.0, update=True)
+        loss, _ = self._train(args, kwargs, targets, batch_size, 1.0, update=True)
         return loss
 
     def accumulate(
@@ -196,6 +215,7 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None = None,
         *,
         targets: Any = None,
+        batch_size: int | None = None,
         factor: float = 1.0,
     ) -> torch.Tensor:
         """Adds ``factor`` times the gradient of one mini-batch; :meth:`update` uses the sum.
@@ -203,7 +223,7 @@ class Pipeline:
         Returns:
             The mini-batch's loss (without ``factor``), the same on every rank.
         """
-        loss, _ = self._train(args, kwargs, targets, factor, update=False)
+        loss, _ = self._train(args, kwargs, targets, batch_size, factor, update=False)
         return loss
 
     def update(self) -> None:
@@ -217,9 +237,10 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None = None,
         *,
         targets: Any = None,
+        batch_size: int | None = None,
     ) -> tuple[torch.Tensor, Timeline]:
         """:meth:`step`, and when every task of every rank ran."""
-        loss, records = self._train(args, kwargs, targets, 1.0, update=True, trace=True)
+        loss, records = self._train(args, kwargs, targets, batch_size, 1.0, update=True, trace=True)
         return loss, measured_timeline(self.plan, records)
 
     def _train(
@@ -227,16 +248,17 @@ class Pipeline:
         args: Sequence[Any] | torch.Tensor,
         kwargs: Mapping[str, Any] | None,
         targets: Any,
+        batch_size: int | None,
         factor: float,
         *,
         update: bool,
         trace: bool = False,
     ) -> tuple[torch.Tensor, Any]:
-        variant, leaves, batch_size = self._variants.bind("train", args, kwargs, targets)
-        variant.check_batch(batch_size)
+        variant, leaves, samples = self._variants.bind("train", args, kwargs, targets, batch_size)
+        variant.check_batch(samples)
         fresh = not self._accumulated
         programs = [
-            self._train_program(worker, variant, leaves, batch_size, factor, fresh, update, trace)
+            self._train_program(worker, variant, leaves, samples, factor, fresh, update, trace)
             for worker in self.workers
         ]
         results = self._drive(programs)
@@ -294,12 +316,13 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None = None,
         *,
         targets: Any = None,
+        batch_size: int | None = None,
     ) -> torch.Tensor:
         """The loss of one mini-batch in evaluation mode, the same on every rank."""
-        variant, leaves, batch_size = self._variants.bind("loss", args, kwargs, targets)
-        variant.check_batch(batch_size)
+        variant, leaves, samples = self._variants.bind("loss", args, kwargs, targets, batch_size)
+        variant.check_batch(samples)
         outcomes = self._drive(
-            [worker.run(variant, leaves, batch_size, self.iterations) for worker in self.workers]
+            [worker.run(variant, leaves, samples, self.iterations) for worker in self.workers]
         )
         return self._loss(variant, outcomes[0].terms)
 

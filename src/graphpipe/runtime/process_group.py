@@ -65,48 +65,63 @@ def ensure_process_group(device: torch.device, timeout: float) -> int:
                 fix="Start with torchrun or graphpipe.launch, or pass transport='in_process' to "
                 "run every rank in this process",
             )
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        if backend == "nccl" and not dist.is_nccl_available():
-            raise RuntimeSetupError("This build of torch has no NCCL", where=str(device))
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    if device.type == "cuda" and not dist.is_nccl_available():
+        raise RuntimeSetupError(
+            "This build of torch has no NCCL",
+            where=str(device),
+            fix="Install a build of torch for CUDA, or run on the CPU",
+        )
     return dist.get_world_size()
 
 
 class ProcessGroupTransport:
-    """Messages and collectives of this process over an initialised default process group.
+    """Messages and collectives of this process over groups of its own.
+
+    Groups of its own have the time-out that was asked for, and nothing that the user sends
+    over the default group gets in between. CPU tensors go over gloo; on CUDA, tensors of the
+    device go over NCCL, all point-to-point messages on one communicator.
 
     Args:
         groups: Every lane and set of ranks over which something will be reduced or broadcast,
             the same in every process (creating a group is a collective operation). The
             control lane of all ranks is always there.
         timeout: Seconds after which an operation that makes no progress fails.
-
-    Raises:
-        RuntimeSetupError: if torch.distributed has not been initialised.
+        device: Where the tensors of stages live.
     """
 
     def __init__(
-        self, groups: Iterable[tuple[Lane, tuple[int, ...]]] = (), timeout: float = 1800.0
+        self,
+        groups: Iterable[tuple[Lane, tuple[int, ...]]] = (),
+        timeout: float = 1800.0,
+        device: torch.device | None = None,
     ) -> None:
         self.world_size = dist.get_world_size()
         self.rank = dist.get_rank()
         self.ranks: tuple[int, ...] = (self.rank,)
-        world = dist.group.WORLD
-        assert world is not None
-        self._world = world
         self._timeout = timedelta(seconds=timeout)
         everyone = tuple(range(self.world_size))
-        self._groups: dict[tuple[Lane, tuple[int, ...]], Any] = {("control", everyone): world}
-        for lane, group in sorted(set(groups)):
-            if (lane, group) not in self._groups and len(group) > 1:
-                made = dist.new_group(list(group), timeout=self._timeout)
-                self._groups[lane, group] = made
+        on_cuda = device is not None and device.type == "cuda"
+        self._host: dict[tuple[Lane, tuple[int, ...]], Any] = {}
+        self._device: dict[tuple[Lane, tuple[int, ...]], Any] = {}
+        for lane, group in sorted({*groups, ("control", everyone)}):
+            if len(group) > 1 or group == everyone:
+                self._host[lane, group] = self._new_group(group, "gloo")
+                if on_cuda:
+                    self._device[lane, group] = self._new_group(group, "nccl")
+        self._host_world = self._host["control", everyone]
+        self._device_world: Any = self._device.get(("control", everyone))
+
+    def _new_group(self, ranks: tuple[int, ...], backend: str) -> Any:
+        return dist.new_group(list(ranks), timeout=self._timeout, backend=backend)
 
     def send(self, source: int, target: int, tensor: torch.Tensor, key: object) -> Handle:
-        return _Work(self._world.send([tensor], target, 0), tensor, key, f"rank {target}")
+        world = self._device_world if tensor.is_cuda else self._host_world
+        return _Work(world.send([tensor], target, 0), tensor, key, f"rank {target}")
 
     def receive(self, source: int, target: int, into: torch.Tensor, key: object) -> Handle:
-        return _Work(self._world.recv([into], source, 0), into, key, f"rank {source}")
+        world = self._device_world if into.is_cuda else self._host_world
+        return _Work(world.recv([into], source, 0), into, key, f"rank {source}")
 
     def all_reduce(
         self,
@@ -118,16 +133,22 @@ class ProcessGroupTransport:
     ) -> Handle:
         if len(group) == 1:
             return DONE
-        work = dist.all_reduce(tensor, _OPS[op], group=self._groups[lane, group], async_op=True)
-        return _Work(work, tensor, "an all-reduce", f"ranks {group}")
+        found = (self._device if tensor.is_cuda else self._host)[lane, group]
+        work = dist.all_reduce(tensor, _OPS[op], group=found, async_op=True)
+        return _Work(work, tensor, "an all-reduce", f"one of ranks {group}")
 
     def broadcast(
         self, rank: int, group: tuple[int, ...], tensor: torch.Tensor, root: int
     ) -> Handle:
         if len(group) == 1:
             return DONE
-        work = dist.broadcast(tensor, root, group=self._groups["control", group], async_op=True)
-        return _Work(work, tensor, "a broadcast", f"ranks {group}")
+        found = (self._device if tensor.is_cuda else self._host)["control", group]
+        work = dist.broadcast(tensor, root, group=found, async_op=True)
+        return _Work(work, tensor, "a broadcast", f"one of ranks {group}")
 
     def close(self) -> None:
-        self._groups.clear()
+        """Destroys the groups; every process of the run must call it."""
+        for group in (*self._device.values(), *self._host.values()):
+            dist.destroy_process_group(group)
+        self._device.clear()
+        self._host.clear()

@@ -19,6 +19,7 @@ from graphpipe.plan.actions import Ordering
 from graphpipe.plan.plan import InputSignature, Plan
 from graphpipe.plan.validate import validate
 from graphpipe.runtime.autocast_types import with_autocast_types
+from graphpipe.runtime.inputs import fill_absent, path_of
 from graphpipe.runtime.rank_program import dtype_of
 from graphpipe.runtime.variant import Purpose, Variant, map_plan
 
@@ -27,6 +28,10 @@ _EXAMPLE_BATCH = 2
 
 class VariantCache:
     """The variants of one pipeline.
+
+    Attributes:
+        ranks: The ranks that this process runs.
+        first: The variant that was planned.
 
     Args:
         model: The model.
@@ -55,6 +60,7 @@ class VariantCache:
         autocast: tuple[str, torch.dtype] | None = None,
         ordering: Ordering = "channel",
     ) -> None:
+        self.ranks: tuple[int, ...] = ()
         self._model = model
         self._plan = plan
         self._loss_fn = loss_fn
@@ -85,29 +91,46 @@ class VariantCache:
         args: Sequence[Any] | torch.Tensor,
         kwargs: Mapping[str, Any] | None,
         targets: Any,
+        batch_size: int | None = None,
     ) -> tuple[Variant, list[Any], int]:
         """The variant for a call, the values of its inputs, and the number of samples.
+
+        Inputs that no stage of this process reads may be None. ``batch_size`` is needed where
+        nothing else says how many samples there are.
 
         Raises:
             InputError: if the inputs are not those of the capture.
         """
-        args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+        given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
         known = self._known.setdefault(purpose, [])
         refusal: InputError | None = None
         for variant in known:
             try:
-                found, batch_size = bind_inputs(
-                    variant.graph, variant.program, args, kwargs, targets
-                )
+                return self._bind_to(variant, given, kwargs, targets, batch_size)
             except InputError as error:
                 refusal = refusal or error
-                continue
-            return variant, [found[item.name] for item in variant.graph.inputs], batch_size
         if refusal is not None and not self._capture_new:
             raise refusal
-        known.append(self._capture_variant(purpose, args, kwargs, targets))
-        found, batch_size = bind_inputs(known[-1].graph, known[-1].program, args, kwargs, targets)
-        return known[-1], [found[item.name] for item in known[-1].graph.inputs], batch_size
+        known.append(self._capture_variant(purpose, given, kwargs, targets))
+        return self._bind_to(known[-1], given, kwargs, targets, batch_size)
+
+    def _bind_to(
+        self,
+        variant: Variant,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+        targets: Any,
+        batch_size: int | None,
+    ) -> tuple[Variant, list[Any], int]:
+        graph = variant.graph
+        filled = fill_absent(graph, self.unread(variant), args, kwargs or {}, targets, batch_size)
+        found, samples = bind_inputs(graph, variant.program, *filled)
+        return variant, [found[item.name] for item in graph.inputs], samples
+
+    def unread(self, variant: Variant) -> set[str]:
+        """Paths of the inputs that no stage of this process reads."""
+        read = {name for rank in self.ranks for name in variant.needs(rank)}
+        return {item.path for item in variant.graph.inputs if item.name not in read}
 
     def _capture_variant(
         self,
@@ -202,12 +225,9 @@ def _at_least_two(
     """Examples with at least two samples: a single one is doubled."""
     whole = {item.path for item in graph.inputs if not item.per_sample}
     leaves, spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs), targets))
-    roots = ("args", "kwargs", "targets")
     values: list[Any] = []
     for path, value in leaves:
-        first: Any = path[0]
-        name = roots[first.idx] + pytree.keystr(path[1:])
         single = isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == 1
-        values.append(torch.cat([value, value]) if single and name not in whole else value)
+        values.append(torch.cat([value, value]) if single and path_of(path) not in whole else value)
     rebuilt: tuple[tuple[Any, ...], dict[str, Any], Any] = pytree.tree_unflatten(values, spec)
     return rebuilt

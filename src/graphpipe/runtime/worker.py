@@ -234,9 +234,10 @@ class Worker:
             reduce: Whether gradients are summed over ranks as soon as they are complete.
             trace: Whether the times of tasks are recorded.
         """
-        placed = [
-            leaf.to(self.device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-        ]
+        placed: list[Any] = [None] * len(leaves)
+        for name in variant.needs(self.rank):
+            number = variant.leaf_numbers[name]
+            placed[number] = leaves[number].to(self.device)
         weights = yield from self._weights(variant, placed, batch_size)
         scale = factor * (self.scale.scale if self.scale is not None else 1.0)
         executor = self._executor(variant, batch_size)
