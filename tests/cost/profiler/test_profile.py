@@ -178,6 +178,33 @@ def test_a_model_on_the_meta_device_is_measured_and_stays_there() -> None:
     assert all(value.is_meta for value in model.parameters())
 
 
+def test_an_opaque_module_is_measured_whole() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * 2
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 8), Twice(), nn.Linear(8, 4))
+        x, y = torch.randn(4, 8), torch.randn(4, 4)
+    graph = capture(
+        model,
+        (x,),
+        targets=y,
+        loss_fn=lambda out, want: ((out - want) ** 2).mean(),
+        opaque={"1": lambda x: x.new_empty(x.shape)},
+    )
+    costs = profile(graph, micro_batches=[2, 4], budget=QUICK, correction_seconds=0)
+    opaque = next(i for i, op in enumerate(graph.ops) if op.module == "1")
+    forward, backward = costs.op_seconds("cpu-core", 4)
+    assert forward[opaque] > 0
+    assert backward[opaque] > 0
+    assert all(value.is_meta for value in model.parameters())
+
+
 def test_two_tables_of_one_machine_differ_only_in_time(costs: CostTable) -> None:
     again = profile(hard_graph(), micro_batches=[2, 4, 8], budget=QUICK, correction_seconds=0)
     assert again.fingerprint == costs.fingerprint
