@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import latex2mathml.converter
 from docutils import nodes
 
 HERE = Path(__file__).parent
@@ -25,12 +26,12 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
 ]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "pictures/README.md"]
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"GraphPipe {release}"
 html_show_sphinx = False
@@ -60,6 +61,16 @@ def _write_message_index(app: object) -> None:
     (target / "messages.txt").write_text(messages.index(HERE.parent / "src"), encoding="utf-8")
 
 
+def _formula(display: str) -> Any:
+    """Writes formulas as MathML, which browsers draw themselves, without a connection."""
+
+    def visit(translator: Any, node: nodes.Element) -> None:
+        translator.body.append(latex2mathml.converter.convert(node.astext(), display=display))
+        raise nodes.SkipNode
+
+    return (visit, None)
+
+
 def _attributes_have_no_type_line(
     app: object, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
@@ -75,6 +86,7 @@ def _types_may_be_internal(app: object, domain: Any, node: nodes.Element) -> boo
 
 
 def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", _formula("inline"), _formula("block"))
     app.connect("builder-inited", _write_message_index)
     app.connect("warn-missing-reference", _types_may_be_internal)
     app.connect("autodoc-process-docstring", _attributes_have_no_type_line, priority=100)
