@@ -14,7 +14,7 @@ from tests.docs.pages import DOCS
 
 
 def test_it_builds_without_a_warning(tmp_path: Path) -> None:
-    for module in ("sphinx", "furo", "myst_parser"):
+    for module in ("sphinx", "furo", "myst_parser", "latex2mathml"):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed (pip install graphpipe-torch[docs])")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q"]
