@@ -1,0 +1,69 @@
+"""``graphpipe plan``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from graphpipe import Plan
+from tests.cli.helpers import Files, fail, run, run_json
+
+COSTS = {
+    "nodes": [
+        {"id": name, "fwd": 1.0, "bwd": 2.0, "param_bytes": 4, "act_bytes": 8, "out_bytes": 8}
+        for name in "abcd"
+    ],
+    "edges": [["a", "b"], ["a", "c"], ["b", "d"], ["c", "d"]],
+}
+
+
+def test_plan_of_a_model(files: Files, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    result = run("plan", files.model, "--device", "cpu-core", "-n", 2, "-o", out)
+    assert "Plan for branches" in result.stdout
+    assert f"Wrote {out}." in result.stderr
+    plan = Plan.load(out)
+    assert (plan.batch_size, plan.world_size) == (8, 2)
+    # The same as from the captured graph, which the fixture made.
+    assert plan == Plan.load(files.plan)
+
+
+def test_json(files: Files) -> None:
+    found = run_json("plan", files.graph, "--cluster", "1x3xl4", "-b", 6)
+    assert found["kind"] == "graphpipe-plan"
+    assert len(found["cluster"]["devices"]) == 3
+
+
+def test_plan_of_a_cost_graph(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(COSTS))
+    found = run_json("plan", "--graph", path, "--devices", 2, "--batch-size", 8)
+    assert found["batch_size"] == 8
+    assert sorted(op for stage in found["stages"] for op in stage["ops"]) == list("abcd")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "expected a MODEL or --graph FILE, got neither"),
+        (("zoo:digits", "--graph", "x.json", "-n", "2"), "got both"),
+        (("MODEL",), "The devices to plan for are not named"),
+        (("MODEL", "--device", "l5", "-n", "2"), "Unknown device"),
+        (("MODEL", "--device", "l4", "-n", "9"), "do not fill whole nodes"),
+        (("MODEL", "--device", "l4", "-n", "2", "--cluster", "2x2xl4"), "were both given"),
+        (
+            ("MODEL", "--device", "l4", "-n", "2", "--memory", "0.00000001"),
+            "larger than any device",
+        ),
+        (("GRAPH", "--device", "l4", "-n", "2"), "Give --batch-size"),
+        (("zoo:mmtt", "--device", "l4", "-n", "2"), "Did you mean zoo:mmt"),
+        (("--graph", "nowhere.json", "-n", "2"), "nowhere.json"),
+    ],
+)
+def test_wrong_use_is_told_in_one_paragraph(files: Files, words: list[str], said: str) -> None:
+    named = {"MODEL": files.model, "GRAPH": str(files.graph)}
+    message = fail("plan", *(named.get(word, word) for word in words))
+    assert message.startswith("Error: ")
+    assert said.lower() in message.lower()
