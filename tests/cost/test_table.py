@@ -67,7 +67,11 @@ def test_exclusions_are_infinite_at_their_size_only() -> None:
 
 def test_a_measured_inf_spreads_to_neighbouring_sizes_and_makes_no_nan() -> None:
     forward = np.array([[1.0, np.inf, 2.0], [1.0, 1.0, np.inf]])
-    costs = table(devices={"x": DeviceCosts(forward, np.zeros((2, 3)))})
+    devices = {"x": DeviceCosts(forward, np.zeros((2, 3)))}
+    with pytest.raises(CostError, match=r"no exclusion says why.*op 'a'"):
+        table(devices=devices)
+    why = (Exclusion("a", 4, "out of memory"), Exclusion("b", 8, "out of memory"))
+    costs = table(devices=devices, exclusions=why)
     assert costs.op_seconds("x", 2)[0].tolist() == [1.0, 1.0]
     assert costs.op_seconds("x", 3)[0].tolist() == [np.inf, 1.0]
     assert costs.op_seconds("x", 8)[0].tolist() == [2.0, np.inf]

@@ -329,10 +329,18 @@ def check_table(table: CostTable) -> None:
         named["storage_squares"] = (table.storage_squares, (storages,))
     for name, (array, shape) in named.items():
         _check_array(array, shape, name, finite=True, signed=True)
+    excluded = {item.op for item in table.exclusions}
     for kind, costs in table.devices.items():
         shape = (ops, len(sizes))
         _check_array(costs.forward, shape, f"devices.{kind}.forward", finite=False)
         _check_array(costs.backward, shape, f"devices.{kind}.backward", finite=False)
+        endless = np.isinf(costs.forward).any(axis=-1) | np.isinf(costs.backward).any(axis=-1)
+        for row in np.flatnonzero(endless):
+            if table.ops[row] not in excluded:
+                raise CostError(
+                    "A time is infinite, and no exclusion says why",
+                    where=f"field 'devices.{kind}', op '{table.ops[row]}'",
+                )
         if not 0 <= costs.optimizer_seconds_per_byte < np.inf:
             raise CostError(
                 "Not a time per byte", where=f"field 'devices.{kind}.optimizer_seconds_per_byte'"

@@ -33,7 +33,11 @@ def task_times(
     forward, backward = costs.stage_seconds(rows, kind, micro_batch)
     if not (isfinite(forward) and isfinite(backward)):
         inside = set(cut.ops)
-        item = next(e for e in costs.exclusions if e.op in inside and e.micro_batch == micro_batch)
+        # Between an excluded size and its neighbour nothing runs either.
+        item = min(
+            (e for e in costs.exclusions if e.op in inside),
+            key=lambda e: abs(e.micro_batch - micro_batch),
+        )
         raise InfeasibleError(
             f"Op {item.op!r} cannot run with micro-batches of {micro_batch} samples",
             where=graph.op_by_name[item.op].module or item.op,
