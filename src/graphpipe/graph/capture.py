@@ -18,9 +18,9 @@ from graphpipe.graph.loss_terms import Term, split_loss
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.graph.normalise import Normal, normalise, origin_of
 from graphpipe.graph.opaque import OpaqueCalls, OpaqueOption
+from graphpipe.graph.recipe import Recipe
 from graphpipe.graph.signature import Signature, read_signature
 from graphpipe.graph.tracing import LOSS_PREFIX, MODEL_PREFIX, LossFunction, names_of, trace
-from graphpipe.graph.work import Counts
 
 aten = torch.ops.aten
 
@@ -166,6 +166,7 @@ class _Workshop:
         self._declared = declared
         self._flow: DataFlow | None = None
         self._runs: dict[int, FakeRun] = {}
+        self._recipes: dict[object, Recipe] = {}
         self.state = {
             name: TensorShape(
                 tuple(tensor.shape),
@@ -189,10 +190,10 @@ class _Workshop:
         """Splits the loss and removes what nothing needs; returns the terms."""
         graph, normal = self._normal.graph, self._normal
         self._prune([*normal.losses, *normal.values])
-        small = self._run(2, work=False)
+        small = self._run(2)
         if self._protect_inputs(small) or self._drop_detached(small):
-            small = self._run(2, work=False)
-        flow = self._analyse(small, self._run(3, work=False))
+            small = self._run(2)
+        flow = self._analyse(small, self._run(3))
         terms = split_loss(graph, normal.losses, names, flow, reduction)
         counts = [term.count for term in terms if term.count is not None]
         self._prune([*(term.node for term in terms), *normal.values, *counts])
@@ -201,7 +202,7 @@ class _Workshop:
     def observe(self) -> dict[int, FakeRun]:
         """Fake runs, with the work of every op, by the number of samples."""
         if not self._runs:
-            self._runs = {samples: self._run(samples, work=True) for samples in SAMPLE_SIZES}
+            self._runs = {samples: self._run(samples) for samples in SAMPLE_SIZES}
         return self._runs
 
     def flow(self) -> DataFlow:
@@ -224,7 +225,7 @@ class _Workshop:
         paths.update(".".join(parts[: i + 1]) for i in range(len(parts)))
         return not paths.isdisjoint(self._declared)
 
-    def _run(self, samples: int, *, work: bool) -> FakeRun:
+    def _run(self, samples: int) -> FakeRun:
         inputs = {}
         for node, leaf in zip(self._normal.inputs, self._signature.tensors, strict=True):
             assert isinstance(leaf.value, torch.Tensor)
@@ -232,15 +233,13 @@ class _Workshop:
             if leaf.rows:
                 shape[0] = leaf.rows * samples
             inputs[node.name] = TensorShape(tuple(shape), _strides(shape), leaf.value.dtype)
-        cache: dict[object, Counts] = {}
         return fake_run(
             self._normal.graph,
             samples,
             self.state,
             inputs,
             gradients=self._training,
-            work=work,
-            cache=cache,
+            cache=self._recipes,
         )
 
     def _prune(self, roots: Iterable[fx.Node]) -> None:

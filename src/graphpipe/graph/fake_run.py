@@ -1,8 +1,9 @@
 """Runs a captured graph on fake tensors, for one number of samples, op by op.
 
-Nothing is computed, yet autograd runs as it will: the run shows the shapes and dtypes of
-every value, which values need a gradient (the export itself says nowhere), which share
-storage, which storages the autograd graph keeps, and what every op costs.
+Nothing is computed. The run shows the shapes and dtypes of every value, which values need a
+gradient (the export itself says nowhere), which share storage, which storages the autograd
+graph keeps, and what every op costs. Equal ops (the layers of a transformer) are executed
+once, by :mod:`graphpipe.graph.recipe`, and looked up from then on.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from graphpipe.graph.autocast import operator_of
 from graphpipe.graph.opaque import OpaqueSite
-from graphpipe.graph.work import NOTHING, Counter, Counts, backward_counts
+from graphpipe.graph.recipe import Recipe, TensorMeta, cooked, recipe_key
+from graphpipe.graph.work import NOTHING, Counts
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Observation:
     Attributes:
         values: Its tensor outputs: one for a tensor, several for a tuple, none for a number.
         positions: Place of each in the tuple; empty for a tensor or a number.
+        is_tuple: Whether it returns a tuple, list or dict.
         number: The value of a node that is a number.
         saves: Storages that the autograd graph keeps: (owner's name, bytes).
         mutates: Storages that it wrote to.
@@ -81,8 +83,8 @@ class FakeRun:
     Attributes:
         samples: The number of samples.
         nodes: By node.
-        owners: Name of the value that brought each storage into being; storages inside of an
-            op have the op's name and a number.
+        owners: Name of the value that brought each storage into being: of a tuple's further
+            items ``op.1``, ``op.2``; of what only the op itself has seen ``op.saved0``.
     """
 
     samples: int
@@ -97,21 +99,19 @@ def fake_run(
     inputs: Mapping[str, TensorShape],
     *,
     gradients: bool,
-    work: bool = True,
-    cache: dict[object, Counts] | None = None,
+    cache: dict[object, Recipe],
 ) -> FakeRun:
     """Runs ``graph`` for ``samples`` samples.
 
     Args:
-        graph: A normalised graph; nodes after an output node are not run.
+        graph: A normalised graph.
         samples: The micro-batch size.
         state: Parameters, buffers and constants by name.
         inputs: The graph's inputs by the name of their placeholder.
         gradients: Whether autograd records (training).
-        work: Whether the work of every op is counted.
-        cache: Backward work by op and shapes, kept between the runs for one size.
+        cache: What equal ops were found to do; kept between runs.
     """
-    return _Run(graph, samples, state, inputs, gradients, work, cache).run()
+    return _Run(graph, samples, state, inputs, gradients, cache).run()
 
 
 class _Run:
@@ -122,37 +122,34 @@ class _Run:
         state: Mapping[str, TensorShape],
         inputs: Mapping[str, TensorShape],
         gradients: bool,
-        work: bool,
-        cache: dict[object, Counts] | None,
+        cache: dict[object, Recipe],
     ) -> None:
         self._graph = graph
         self._result = FakeRun(samples)
         self._state = state
         self._inputs = inputs
         self._gradients = gradients
-        self._work = work
-        self._cache = {} if cache is None else cache
+        self._cache = cache
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        # Keeping every storage alive keeps its address its own.
-        self._alive: list[torch.UntypedStorage] = []
-        self._numbers: dict[int, int] = {}
+        self._storages = 0
+        # Storages of parameters and buffers: they are there anyway, nothing saves them.
         self._free: set[int] = set()
+        # Storages that an op in place has made need a gradient.
+        self._differentiable: set[int] = set()
 
     def run(self) -> FakeRun:
         environment: dict[fx.Node, Any] = {}
-        with self._mode, torch.set_grad_enabled(self._gradients):
-            for node in self._graph.nodes:
-                if node.op == "output":
-                    continue
+        for node in self._graph.nodes:
+            if node.op != "output":
                 environment[node] = self._value(node, environment)
         for node, value in environment.items():
             # Only now: an in-place op makes earlier views of its storage need a gradient.
             observation = self._result.nodes.setdefault(node, Observation())
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, TensorMeta):
                 observation.values = (self._seen(value),)
             elif isinstance(value, (tuple, list, Mapping)):
                 items = value.items() if isinstance(value, Mapping) else enumerate(value)
-                tensors = [(i, item) for i, item in items if isinstance(item, torch.Tensor)]
+                tensors = [(i, item) for i, item in items if isinstance(item, TensorMeta)]
                 observation.values = tuple(self._seen(item) for _, item in tensors)
                 observation.positions = tuple(i for i, _ in tensors)
                 observation.is_tuple = True
@@ -162,18 +159,17 @@ class _Run:
 
     def _value(self, node: fx.Node, environment: Mapping[fx.Node, Any]) -> Any:
         name = node.name
-        match node.op:
-            case "placeholder":
-                if name not in self._inputs:
-                    return self._result.samples
-                return self._own(self._make(self._inputs[name]), name)
-            case "get_attr":
-                shape = self._state.get(str(node.target))
-                if shape is None:
-                    return node.meta["subgraph"]
-                value = self._own(self._make(shape), name)
-                self._free.add(self._storage(value))
-                return value
+        if node.op == "placeholder":
+            if name not in self._inputs:
+                return self._result.samples
+            return self._made(self._inputs[name], name)
+        if node.op == "get_attr":
+            shape = self._state.get(str(node.target))
+            if shape is None:
+                return node.meta["subgraph"]
+            value = self._made(shape, name)
+            self._free.add(value.storage)
+            return value
         args: Any = fx.node.map_arg(node.args, environment.__getitem__)
         kwargs: Any = fx.node.map_arg(node.kwargs, environment.__getitem__)
         if node.op == "call_module":
@@ -182,146 +178,141 @@ class _Run:
             return args[0][args[1]]
         return self._operator(node, args, kwargs)
 
-    def _make(self, shape: TensorShape) -> torch.Tensor:
-        value = torch.empty_strided(shape.shape, shape.stride, dtype=shape.dtype, device="cpu")
-        return value.requires_grad_(shape.requires_grad and self._gradients)
+    def _made(self, shape: TensorShape, name: str) -> TensorMeta:
+        extent = 1 + sum((n - 1) * step for n, step in zip(shape.shape, shape.stride, strict=True))
+        nbytes = extent * shape.dtype.itemsize if 0 not in shape.shape else 0
+        return TensorMeta(
+            shape.shape,
+            shape.stride,
+            0,
+            shape.dtype,
+            shape.requires_grad and self._gradients,
+            self._new_storage(name),
+            nbytes,
+        )
+
+    def _new_storage(self, owner: str) -> int:
+        self._storages += 1
+        self._result.owners[self._storages] = owner
+        return self._storages
 
     def _operator(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         target: Any = node.target
-        tensors = [leaf for leaf in _leaves(args, kwargs) if isinstance(leaf, torch.Tensor)]
-        if not tensors and not isinstance(target, torch._ops.OpOverload):
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=_is_meta)
+        leaves = [self._current(leaf) if _is_meta(leaf) else leaf for leaf in leaves]
+        given = [leaf for leaf in leaves if _is_meta(leaf)]
+        if not given and not isinstance(target, torch._ops.OpOverload):
             numbers: Any = target(*args, **kwargs)
             return numbers
-        kept: list[torch.Tensor] = []
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            kept.append(tensor)
-            return tensor
-
-        counter = Counter()
-        hooks = torch.autograd.graph.saved_tensors_hooks(pack, _same)
-        if self._work:
-            with hooks, counter:
-                value = target(*args, **kwargs)
-        else:
-            with hooks:
-                value = target(*args, **kwargs)
-        outputs = [leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor)]
-        for i, output in enumerate(outputs):
-            self._own(output, node.name if i == 0 else f"{node.name}.{i}")
-        observation = Observation(forward=counter.counts)
-        observation.saves = self._saved(node, kept)
-        observation.mutates = self._mutated(node, args, kwargs)
-        if self._work and any(output.requires_grad for output in outputs):
-            observation.backward = backward_counts(target, args, kwargs, self._cache)
+        key = recipe_key(target, spec, leaves, self._gradients)
+        recipe = self._cache.get(key) if key is not None else None
+        if recipe is None:
+            recipe = cooked(target, spec, leaves, self._mode, gradients=self._gradients)
+            if key is not None:
+                self._cache[key] = recipe
+        outputs = self._outputs(node, recipe, given)
+        observation = Observation(forward=recipe.forward, backward=recipe.backward)
+        observation.saves = self._saves(node, recipe, given, outputs)
+        observation.mutates = frozenset(given[i].storage for i in recipe.mutates)
+        if any(output.requires_grad for output in outputs):
+            self._differentiable |= observation.mutates
         self._result.nodes[node] = observation
-        return value
+        rest = iter(outputs)
+        values = [next(rest) if kind is None else kind[0] for kind in recipe.leaves]
+        return pytree.tree_unflatten(values, recipe.spec)
+
+    def _outputs(
+        self, node: fx.Node, recipe: Recipe, given: Sequence[TensorMeta]
+    ) -> list[TensorMeta]:
+        outputs: list[TensorMeta] = []
+        fresh: dict[int, int] = {}
+        for i, output in enumerate(recipe.outputs):
+            if output.alias is not None:
+                storage = given[output.alias].storage
+            elif output.meta.storage in fresh:
+                storage = fresh[output.meta.storage]
+            else:
+                storage = self._new_storage(f"{node.name}.{i}" if i else node.name)
+                fresh[output.meta.storage] = storage
+            outputs.append(output.meta.moved(storage))
+        return outputs
+
+    def _saves(
+        self,
+        node: fx.Node,
+        recipe: Recipe,
+        given: Sequence[TensorMeta],
+        outputs: Sequence[TensorMeta],
+    ) -> tuple[tuple[str, int], ...]:
+        saves: dict[str, int] = {}
+        inner = 0
+        for saved in recipe.saves:
+            if saved.kind == "inner":
+                saves[f"{node.name}.saved{inner}"] = saved.nbytes
+                inner += 1
+                continue
+            held = given if saved.kind == "input" else outputs
+            storage = held[saved.index].storage
+            if storage not in self._free:
+                saves[self._result.owners[storage]] = saved.nbytes
+        return tuple(saves.items())
 
     def _opaque(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """The outputs of an opaque module; it keeps its inputs and outputs for a backward."""
         site: OpaqueSite = node.meta["opaque"]
-        tensors = [leaf for leaf in _leaves(args, kwargs) if isinstance(leaf, torch.Tensor)]
-        parameters = [
-            shape
-            for name, shape in self._state.items()
-            if name in node.meta["parameters"] and shape.requires_grad
-        ]
-        grad = self._gradients and (
-            bool(parameters) or any(tensor.requires_grad for tensor in tensors)
+        leaves = pytree.tree_leaves((args, kwargs), is_leaf=_is_meta)
+        given = [self._current(leaf) for leaf in leaves if _is_meta(leaf)]
+        names = set(node.meta["parameters"])
+        held = [shape for name, shape in self._state.items() if name in names]
+        needs = self._gradients and (
+            any(shape.requires_grad for shape in held) or any(item.requires_grad for item in given)
         )
         outputs = []
-        for dims, dtype in site.outputs:
-            shape = [factor * self._result.samples + constant for factor, constant in dims]
-            needs = grad and (dtype.is_floating_point or dtype.is_complex)
-            outputs.append(
-                self._own(torch.empty(shape, dtype=dtype, requires_grad=needs), node.name)
+        for i, (dims, dtype) in enumerate(site.outputs):
+            shape = tuple(factor * self._result.samples + constant for factor, constant in dims)
+            floating = dtype.is_floating_point or dtype.is_complex
+            stride = tuple(torch.empty(shape, device="meta").stride())
+            made = self._made(
+                TensorShape(shape, stride, dtype, needs and floating),
+                f"{node.name}.{i}" if i else node.name,
             )
-        moved = sum(tensor.nbytes for tensor in (*tensors, *outputs))
-        rows = max(
-            (tensor.numel() // tensor.shape[-1] for tensor in tensors if tensor.dim()), default=1
-        )
-        weights = sum(
-            _numel(shape) for n, shape in self._state.items() if n in node.meta["parameters"]
-        )
+            outputs.append(made)
         # The inside is unknown: the estimate takes every parameter for the weight of a linear.
+        rows = max((item.rows for item in given), default=1)
+        weights = sum(_numel(shape) for shape in held)
+        moved = sum(item.nbytes for item in (*given, *outputs))
         forward = Counts(2 * weights * rows, moved + 4 * weights, 1)
         observation = Observation(forward=forward)
-        if grad:
-            observation.saves = self._saved(node, [*tensors, *outputs])
+        if needs:
+            kept = {item.storage: item.nbytes for item in (*given, *outputs)}
+            observation.saves = tuple(
+                (self._result.owners[storage], nbytes)
+                for storage, nbytes in kept.items()
+                if storage not in self._free
+            )
             observation.backward = Counts(2 * forward.flops, 2 * forward.bytes, 2)
         self._result.nodes[node] = observation
         return pytree.tree_unflatten(outputs, site.output_spec)
 
-    def _saved(self, node: fx.Node, kept: Sequence[torch.Tensor]) -> tuple[tuple[str, int], ...]:
-        saves: dict[str, int] = {}
-        for tensor in kept:
-            storage = self._storage(tensor)
-            if storage in self._free:
-                continue
-            owner = self._result.owners.get(storage)
-            if owner is None:
-                owner = f"{node.name}.saved{len(saves)}"
-                self._result.owners[storage] = owner
-            saves[owner] = tensor.untyped_storage().nbytes()
-        return tuple(saves.items())
+    def _current(self, value: TensorMeta) -> TensorMeta:
+        """The value as it is now, after the in-place ops so far."""
+        return value.grown() if self._needs_gradient(value) else value
 
-    def _mutated(self, node: fx.Node, args: Any, kwargs: Any) -> frozenset[int]:
-        target, _, _ = operator_of(node)
-        schema = getattr(target, "_schema", None)
-        if schema is None:
-            return frozenset()
-        skip = len(args) - len(operator_of(node)[1])
-        written = list(zip(schema.arguments, args[skip:], strict=False))
-        written += [(argument, kwargs.get(argument.name)) for argument in schema.arguments]
-        found = set()
-        statistics = _running_statistics(target, args[skip:])
-        for argument, value in written:
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            if writes or argument.name in statistics:
-                for leaf in _leaves(value):
-                    if isinstance(leaf, torch.Tensor):
-                        found.add(self._storage(leaf))
-        return frozenset(found)
+    def _needs_gradient(self, value: TensorMeta) -> bool:
+        floating = value.dtype.is_floating_point or value.dtype.is_complex
+        return value.requires_grad or (floating and value.storage in self._differentiable)
 
-    def _own(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        self._result.owners.setdefault(self._storage(tensor), name)
-        return tensor
-
-    def _storage(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._numbers:
-            self._numbers[key] = len(self._numbers)
-            self._alive.append(storage)
-        return self._numbers[key]
-
-    def _seen(self, tensor: torch.Tensor) -> Seen:
+    def _seen(self, value: TensorMeta) -> Seen:
         return Seen(
-            tuple(tensor.shape),
-            str(tensor.dtype).removeprefix("torch."),
-            tensor.requires_grad,
-            self._storage(tensor),
+            value.shape,
+            str(value.dtype).removeprefix("torch."),
+            self._needs_gradient(value),
+            value.storage,
         )
 
 
-_STATISTICS = ("running_mean", "running_var")
-
-
-def _running_statistics(target: Any, args: Sequence[Any]) -> tuple[str, ...]:
-    """Running statistics that a normalisation updates although its schema does not say so."""
-    name = getattr(target, "_opname", "")
-    if name in ("batch_norm", "native_batch_norm", "cudnn_batch_norm", "instance_norm"):
-        training = args[5] if len(args) > 5 else False
-        return _STATISTICS if training else ()
-    return ()
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _leaves(*trees: Any) -> list[Any]:
-    return pytree.tree_leaves(trees)
+def _is_meta(leaf: Any) -> bool:
+    return isinstance(leaf, TensorMeta)
 
 
 def _numel(shape: TensorShape) -> int:

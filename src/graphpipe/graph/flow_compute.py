@@ -89,9 +89,9 @@ def _product(call: Call, a: Value, b: Value) -> Result:
         return mixed(call)
     place_a = _kept(call, a, left=True)
     place_b = _kept(call, b, left=False)
-    if place_a is not None and place_b is not None:
-        if place_a != place_b or a.flow.layout != b.flow.layout:
-            return mixed(call)
+    both = place_a is not None and place_b is not None
+    if both and (place_a != place_b or a.flow.layout != b.flow.layout):
+        return mixed(call)
     place = place_a if place_a is not None else place_b
     source = a if place_a is not None else b
     assert place is not None
@@ -362,9 +362,9 @@ def embedding_like_distance(call: Call) -> Result:
         return mixed(call)
     if place_a is not None and (a.flow.dim == a.ndim - 1):
         return mixed(call)
-    if place_a is not None and place_b is not None:
-        if place_a != place_b or a.flow.layout != b.flow.layout:
-            return mixed(call)
+    both = place_a is not None and place_b is not None
+    if both and (place_a != place_b or a.flow.layout != b.flow.layout):
+        return mixed(call)
     source = a if place_a is not None else b
     place = place_a if place_a is not None else place_b
     assert place is not None

@@ -286,7 +286,11 @@ class _Rewriter:
         call_args, call_kwargs = pytree.tree_unflatten(leaves, site.spec)
         self._modules[site.path] = self._model.get_submodule(site.path)
         call = self._graph.create_node(
-            "call_module", site.path, tuple(call_args), call_kwargs, node.name
+            "call_module",
+            site.path,
+            tuple(call_args),
+            call_kwargs,
+            site.path.replace(".", "_"),
         )
         origin = _origin(node)
         call.meta["origin"] = Origin(site.path, origin.call, origin.source)

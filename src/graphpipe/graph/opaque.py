@@ -126,12 +126,16 @@ class OpaqueCalls:
         _ACTIVE.append(self.sites)
         before: list[tuple[nn.Module, Callable[..., object] | None]] = []
         try:
-            for path, function in self._shapes.items():
+            # All copies first: one opaque module may hold another.
+            runs = {
+                path: function or _twin(path, modules[path])
+                for path, function in self._shapes.items()
+            }
+            for path, shapes in runs.items():
                 module = modules[path]
                 before.append((module, module.__dict__.get("forward")))
-                shapes = function or _runner(module)
-                replacement = self._replacement(path, shapes, real=function is None)
-                module.forward = replacement
+                real = self._shapes[path] is None
+                module.forward = self._replacement(path, shapes, real=real)
             yield
         finally:
             for module, forward in before:
@@ -161,23 +165,29 @@ class OpaqueCalls:
         return forward
 
 
-def _runner(module: nn.Module) -> Callable[..., object]:
-    """Runs a copy of the module whose parameters and buffers are random numbers."""
-    shells = {
+def _twin(path: str, module: nn.Module) -> Callable[..., object]:
+    """A copy of the module whose parameters and buffers are random numbers on the CPU."""
+    memo: dict[int, object] = {
         id(tensor): _random(tensor.shape, tensor.dtype, parameter=isinstance(tensor, nn.Parameter))
-        for tensor in (*module.parameters(), *module.buffers())
+        for part in module.modules()
+        for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values())
+        if isinstance(tensor, torch.Tensor)
     }
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        raise _unknown(path, f"copying it failed: {error}") from error
 
-    def run(*args: object, **kwargs: object) -> object:
-        forward = module.__dict__.pop("forward", None)
-        try:
-            twin = copy.deepcopy(module, dict(shells))
-        finally:
-            if forward is not None:
-                module.forward = forward
-        return twin(*args, **kwargs)
 
-    return run
+def _unknown(path: str, why: str) -> CaptureError:
+    return CaptureError(
+        f"The shapes that an opaque module returns could not be found out by running a copy of "
+        f"it on random numbers ({why})",
+        where=path,
+        fix=f"Give the shapes with opaque={{{path!r}: function}}, a function of the module's "
+        "arguments that returns tensors of the right shapes, such as "
+        "lambda x: x.new_empty(x.shape[0], 16)",
+    )
 
 
 def _random(shape: Sequence[int], dtype: torch.dtype, *, parameter: bool = False) -> torch.Tensor:
@@ -255,14 +265,8 @@ def _apart(
     thread.join()
     result = box[0]
     if isinstance(result, Exception):
-        raise CaptureError(
-            "The shapes that an opaque module returns could not be found out by running a copy "
-            f"of it on random numbers ({type(result).__name__}: {result})"
-            if real
-            else f"The function for an opaque module fails ({type(result).__name__}: {result})",
-            where=path,
-            fix=f"Give the shapes with opaque={{{path!r}: function}}, a function of the module's "
-            "arguments that returns tensors of the right shapes, such as "
-            "lambda x: x.new_empty(x.shape[0], 16)",
-        ) from result
+        why = f"{type(result).__name__}: {result}"
+        if real:
+            raise _unknown(path, why) from result
+        raise CaptureError(f"The function for an opaque module fails ({why})", where=path)
     return result

@@ -104,10 +104,10 @@ def read_signature(
     marked_paths = {leaf.path for leaf in marked}
     candidates: list[tuple[Leaf, int]] = []
     for leaf in found:
-        if isinstance(leaf.value, torch.Tensor) and leaf.value.dim():
-            if leaf.path not in marked_paths:
-                times = [count for mark, count in rows.items() if _within(leaf, mark, names)]
-                candidates.append((leaf, times[0] if times else 1))
+        cut = isinstance(leaf.value, torch.Tensor) and leaf.value.dim() > 0
+        if cut and leaf.path not in marked_paths:
+            times = [count for mark, count in rows.items() if _within(leaf, mark, names)]
+            candidates.append((leaf, times[0] if times else 1))
     batch = _batch_of(candidates)
     per_sample = {leaf.path: times for leaf, times in candidates}
     return Signature(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,6 +95,12 @@ class _Whole(nn.Module):
         self._found = found
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        try:
+            return self._traced(tensors)
+        except Exception as error:
+            raise _StoppedError from error
+
+    def _traced(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         found = _Found(shape_env=_shape_env(tensors))
         self._found.append(found)
         args, kwargs, targets = self._signature.rebuild(tensors)
@@ -121,6 +128,18 @@ class _Whole(nn.Module):
             else:
                 found.leaves.append(("constant", leaf))
         return [*losses, *values]
+
+
+class _StoppedError(Exception):
+    """Carries an error of the model through the export, which prints what it hangs on errors."""
+
+    @property
+    def partial_fx_graph(self) -> object:
+        raise AttributeError
+
+    @partial_fx_graph.setter
+    def partial_fx_graph(self, graph: object) -> None:
+        """Nothing keeps the half-made graph: our message names the line instead."""
 
 
 def _shape_env(tensors: Sequence[torch.Tensor]) -> ShapeEnv | None:
@@ -199,15 +218,18 @@ def trace(
         refuse_autograd_functions(stack),
         symbolic_len(stack),
         opaque.installed(model),
+        _quiet(),
         torch.enable_grad(),
     ):
         try:
             exported = torch.export.export(
                 whole, tuple(examples), strict=False, dynamic_shapes=(shapes,)
             )
-        except CaptureError:
-            raise
-        except Exception as error:
+        except Exception as stopped:
+            error = stopped.__cause__ if isinstance(stopped, _StoppedError) else stopped
+            if isinstance(error, CaptureError):
+                raise error from None
+            assert isinstance(error, Exception)
             raise _explained(error, stack, found) from error
         module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
@@ -218,6 +240,21 @@ def trace(
 
 _CAPTURE_LOCK = threading.RLock()
 """Captures replace attributes of shared classes for a while: one at a time."""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch from printing the graph of a failed export; our error says what matters."""
+    loggers = [logging.getLogger(name) for name in ("torch.fx", "torch._dynamo", "torch.export")]
+    loggers += [logging.getLogger("torch.fx.experimental.symbolic_shapes")]
+    before = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 def _stand_in(mode: FakeTensorMode, value: object) -> torch.Tensor:
