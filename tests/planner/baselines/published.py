@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 import numpy as np
 
+from graphpipe.cost.published.load import load_piper_file
+from graphpipe.planner.baselines.inputs import piper_input_of_file
 from graphpipe.planner.baselines.pipedream import NodeCosts
-from graphpipe.planner.baselines.piper import PiperInput, configurations_from_arrays
+from graphpipe.planner.baselines.piper import PiperInput
 from tests.samples import profiles_dir
 
 
@@ -49,36 +50,6 @@ def pipedream_profile(name: str) -> Profile:
 
 
 def piper_profile(name: str, *, memory_bytes: float, bandwidth: float) -> PiperInput:
-    """Reads an input of Piper's with seconds as its times."""
-    data = json.loads((profiles_dir() / "piper" / name).read_text())
-    nodes = data["nodes"]
-    place = {node["id"]: i for i, node in enumerate(nodes)}
-    edges = tuple((place[e["sourceId"]], place[e["destId"]]) for e in data["edges"])
-    configurations = {}
-    for t in sorted({int(t) for node in nodes for t in node["TMPCs"]}):
-        table = np.full((4, len(nodes), 2), np.nan)
-        extra = np.zeros((2, 2, len(edges)))
-        for i, node in enumerate(nodes):
-            for c, item in enumerate(node["TMPCs"].get(str(t), [])):
-                table[:, i, c] = (
-                    item["timePerSample"],
-                    item["parameterSize"],
-                    item["memoryUsageA"],
-                    item["memoryUsageB"],
-                )
-        for k, (a, b) in enumerate(edges):
-            for c in range(2):
-                into = nodes[b]["TMPCs"][str(t)][c]["syncTimeFw"]
-                out = nodes[a]["TMPCs"][str(t)][c]["syncTimeBw"]
-                extra[0, c, k] = into[str(nodes[a]["id"])]
-                extra[1, c, k] = out[str(nodes[b]["id"])]
-        configurations[t] = configurations_from_arrays(*table, list(extra[0]), list(extra[1]))
-    return PiperInput(
-        nodes=len(nodes),
-        edges=edges,
-        edge_bytes=np.array([e["communicationCost"] for e in data["edges"]]),
-        configurations=configurations,
-        memory_bytes=memory_bytes,
-        bandwidth=bandwidth,
-        micro_batches=data["mbsInBatch"],
-    )
+    """Reads an input of Piper's."""
+    file = load_piper_file(profiles_dir() / "piper" / name)
+    return piper_input_of_file(file, memory_bytes=memory_bytes, bandwidth=bandwidth)

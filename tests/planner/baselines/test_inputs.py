@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from graphpipe.cost.published.build import KIND, Node
+from graphpipe.cost.published.piper import (
+    RECOMPUTE,
+    VANILLA,
+    PiperConfiguration,
+    PiperFile,
+    PiperNode,
+)
+from graphpipe.errors import CostError
 from graphpipe.planner.baselines.downsets import DownSetLimitError, enumerate_down_sets
 from graphpipe.planner.baselines.inputs import (
     fuse_chains,
     pipedream_costs,
     piper_input,
+    piper_input_of_file,
     unit_edges,
 )
 from tests.planner.synthetic import graph_of, towers, units_of
@@ -71,3 +81,40 @@ def test_where_nothing_can_be_fused_the_limit_holds() -> None:
     units = units_of(towers(2, 1, 1))
     with pytest.raises(DownSetLimitError):
         fuse_chains(units, [1.0] * 3, limit=1)
+
+
+def test_a_published_input_of_piper_keeps_its_degrees_and_traffic() -> None:
+    plain = PiperConfiguration(1.0, 8.0, 4.0, 16.0, {}, {"b": 3.0})
+    again = PiperConfiguration(1.5, 8.0, 1.0, 19.0, {}, {"b": 3.0})
+    double = PiperConfiguration(0.6, 4.0, 2.0, 8.0, {}, {"b": 5.0})
+    reader = PiperConfiguration(2.0, 8.0, 4.0, 16.0, {"a": 7.0}, {})
+    file = PiperFile(
+        devices=4,
+        memory_bytes=100,
+        bandwidth=None,
+        micro_batches=8,
+        nodes=(
+            PiperNode("a", "a", {(1, VANILLA): plain, (1, RECOMPUTE): again, (2, VANILLA): double}),
+            PiperNode("b", "b", {(1, VANILLA): reader}),
+        ),
+        edges={("a", "b"): 11.0},
+    )
+    with pytest.raises(CostError, match="bandwidth"):
+        piper_input_of_file(file)
+    given = piper_input_of_file(file, bandwidth=2.0)
+    assert (given.memory_bytes, given.bandwidth, given.micro_batches) == (100.0, 2.0, 8)
+    assert (given.edges, given.edge_bytes.tolist()) == (((0, 1),), [11.0])
+    one, two = given.configurations[1], given.configurations[2]
+    assert one.seconds.tolist() == [[1.0, 1.5], [2.0, 2.0]]
+    assert (one.extra_in.tolist(), one.extra_out.tolist()) == ([7.0], [3.0])
+    # The second node cannot run on two devices.
+    assert np.isnan(two.seconds[1]).all()
+    assert two.seconds[0].tolist() == [0.6, 0.6]
+    assert two.extra_out.tolist() == [5.0]
+
+
+def test_residuals_do_not_keep_chains_from_being_fused() -> None:
+    """a -> b -> c with a skip from a to c: three units in a row."""
+    nodes = [Node(id=name, forward=1e-3, backward=1e-3) for name in "abcd"]
+    units = units_of(graph_of(nodes, [("a", "b"), ("b", "c"), ("a", "c"), ("c", "d")]))
+    assert len(fuse_chains(units, [1.0] * 4, limit=2)) == 1

@@ -6,6 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from graphpipe.cost.published.piper import (
+    RECOMPUTE,
+    VANILLA,
+    PiperConfiguration,
+    PiperFile,
+    PiperNode,
+)
+from graphpipe.errors import CostError
 from graphpipe.planner.baselines import pipedream, piper
 from graphpipe.planner.baselines.downsets import (
     DOWN_SET_LIMIT,
@@ -88,6 +96,77 @@ def piper_input(
         bandwidth=bandwidth,
         micro_batches=micro_batches,
     )
+
+
+def piper_input_of_file(
+    file: PiperFile,
+    *,
+    memory_bytes: float | None = None,
+    bandwidth: float | None = None,
+    micro_batches: int | None = None,
+) -> piper.PiperInput:
+    """Everything of a published input of Piper's, tensor parallelism included.
+
+    Args:
+        file: The file.
+        memory_bytes: Of a device, instead of what the file says.
+        bandwidth: Bytes per second, instead of what the file says.
+        micro_batches: In a mini-batch, instead of what the file says.
+
+    Raises:
+        CostError: if neither the file nor the caller gives one of these, or if cutting an edge
+            costs different bytes in a node's two configurations.
+    """
+    memory = memory_bytes or file.memory_bytes
+    speed = bandwidth or file.bandwidth
+    count = micro_batches or file.micro_batches
+    if memory is None or speed is None or count is None:
+        raise CostError(
+            "Piper needs a memory limit, a bandwidth and a number of micro-batches",
+            got=f"{memory}, {speed} and {count}",
+            fix="Give what the file does not say",
+        )
+    place = {node.id: i for i, node in enumerate(file.nodes)}
+    edges = tuple((place[a], place[b]) for a, b in file.edges)
+    degrees = sorted({t for node in file.nodes for t, _ in node.configurations})
+    configurations = {}
+    for t in degrees:
+        table = np.full((4, len(file.nodes), 2), np.nan)
+        ways = [_both_ways(node, t) for node in file.nodes]
+        for i, both in enumerate(ways):
+            for c, item in enumerate(both):
+                table[:, i, c] = (
+                    item.seconds,
+                    item.parameter_bytes,
+                    item.memory_a,
+                    item.memory_b,
+                )
+        into, out = np.zeros((2, len(edges))), np.zeros((2, len(edges)))
+        for k, (a, b) in enumerate(file.edges):
+            for c, item in enumerate(ways[place[b]]):
+                into[c, k] = item.sync_forward.get(a, 0.0)
+            for c, item in enumerate(ways[place[a]]):
+                out[c, k] = item.sync_backward.get(b, 0.0)
+        configurations[t] = piper.configurations_from_arrays(
+            table[0], table[1], table[2], table[3], list(into), list(out)
+        )
+    return piper.PiperInput(
+        nodes=len(file.nodes),
+        edges=edges,
+        edge_bytes=np.array(list(file.edges.values())),
+        configurations=configurations,
+        memory_bytes=float(memory),
+        bandwidth=float(speed),
+        micro_batches=count,
+    )
+
+
+def _both_ways(node: PiperNode, degree: int) -> tuple[PiperConfiguration, ...]:
+    """The plain and the recomputing configuration; one that stands alone counts as both."""
+    plain = node.configurations.get((degree, VANILLA))
+    again = node.configurations.get((degree, RECOMPUTE))
+    found = (plain or again, again or plain)
+    return tuple(item for item in found if item is not None)
 
 
 def fuse_chains(
