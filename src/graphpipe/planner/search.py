@@ -238,7 +238,8 @@ def _freedom(
             )
     values = _copies(space, copies, world)
     if replicas is True:
-        sizes: tuple[int, ...] = tuple(r for r in (1, 2, 3, 4, 6, 8) if r <= world)
+        usual = {1, 2, 3, 4, 6, 8, *((world,) if space.any_whole else ())}
+        sizes: tuple[int, ...] = tuple(sorted(r for r in usual if r <= world))
     elif replicas is False:
         sizes = (1,)
     else:

@@ -110,14 +110,25 @@ def planes(space: Space, freedom: Freedom, *, tiny: bool = False) -> list[Plane]
                     for row in zip(*costs.values(), strict=True):
                         total += min([r * t for r, t in zip(costs, row, strict=True)])
                         top = max(top, min(row))
-                    # Filling and draining cost a device about half of a micro-batch's way.
-                    way = (1 - 1 / devices) * 0.5 * _way(space, batch)
+                    # Filling and draining cost a device about half of a micro-batch's way, and
+                    # nothing where all devices are one part.
+                    way = min(
+                        0.5 * (1 - r / devices) * _way(space, batch // r if even else batch)
+                        for r in costs
+                    )
                     out.append(point._replace(bound=max(total / devices, top) + way))
     return sorted(out)
 
 
 def _way(space: Space, batch: int) -> float:
     """Nanoseconds of one micro-batch forward and backward along the longest path."""
+    found = space.ways.get(batch)
+    if found is None:
+        found = space.ways[batch] = _longest(space, batch)
+    return found
+
+
+def _longest(space: Space, batch: int) -> float:
     forward, backward = space.units.times(space.kinds[0], batch)
     ends: list[float] = []
     for u, sources in enumerate(space.units.predecessors):
@@ -152,6 +163,14 @@ def part_costs(space: Space, point: Plane, replicas: Iterable[int]) -> dict[int,
             rounds * (f + b) + per_byte * g
             for f, b, g in zip(forward, backward, units.gradient_bytes, strict=True)
         ]
+        for u, fixed in enumerate(space.fixed):
+            if fixed:
+                own_forward, own_backward = units.times(fastest, fixed)
+                helpers = 1 if fixed >= space.batch_size else r
+                turns = -(-samples // (fixed * helpers))
+                out[r][u] = (
+                    turns * (own_forward[u] + own_backward[u]) + per_byte * units.gradient_bytes[u]
+                )
     return out
 
 
@@ -201,14 +220,20 @@ def seeds_at(
     candidates = known.of(point.batch)[: 1 if quick else None]
     families = freedom.families[: 1 if quick else None]
     found: dict[Cut, None] = {}
+    choices: list[tuple[int, ...]] = [freedom.replicas]
+    if point.even and freedom.replicas != (1,):
+        choices.append((1,))
+        if space.any_whole:
+            # Where a loss forbids copies, parts of equal size take their place.
+            choices += [(r,) for r in freedom.replicas if r > 1]
     for order in candidates:
-        for sizes in (freedom.replicas, (1,)) if point.even else (freedom.replicas,):
+        for sizes in choices:
             cost = {r: row for r, row in costs.items() if r in sizes}
             piece = cut(order, cost, speeds, room, space.units.static_bytes) if cost else None
             if piece is None or (not point.even and max(piece.replicas) == 1):
                 continue
             found[piece] = None
-            if quick:
+            if quick and not space.any_whole:
                 break
     out = []
     for piece in found:

@@ -77,6 +77,7 @@ class Space:
             it has to see the whole mini-batch (a loss that couples all samples): its stage
             then has one replica, and the plan one copy.
         pin: Rank that a unit must be on; the plan then has one copy.
+        ways: A memo of :mod:`graphpipe.planner.seeds`.
     """
 
     units: UnitGraph
@@ -85,6 +86,7 @@ class Space:
     memory: tuple[float, ...]
     fixed: tuple[int, ...]
     pin: dict[int, int] = field(default_factory=dict)
+    ways: dict[int, float] = field(default_factory=dict)
     _structures: dict[tuple[tuple[int, ...], bool], Structure | None] = field(default_factory=dict)
     _times: dict[tuple[tuple[int, ...], str, int], tuple[int, int]] = field(default_factory=dict)
     _slots: dict[tuple[int, int, bool], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
