@@ -14,6 +14,7 @@ import pytest
 from tests.docs.pages import DOCS
 
 
+@pytest.mark.timeout(600)
 def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     for module in ("sphinx", "furo", "myst_parser", "latex2mathml"):
         if importlib.util.find_spec(module) is None:
