@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     output: Output,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes on this machine.")] = 4,
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", min=1, help="Worker processes on this machine.")
+    ] = 4,
     batch_size: Annotated[
         int, typer.Option("--batch-size", "-b", min=2, help="Samples of one optimizer step.")
     ] = 128,
@@ -48,6 +50,10 @@ def demo(
     output.note("Capturing the model and its loss, and searching a plan ...")
     prepared = prepare(settings)
     output.text(prepared.plan)
+    output.text(
+        "\nEach tower is pinned to devices of its own, so that the pipeline can be seen; for a "
+        "model as\nsmall as this, replicas of both towers on every device would be quicker."
+    )
     output.text("\nOne iteration, predicted:\n")
     output.text(render(prepared.predicted, output.width))
     output.note(f"\nStarting {workers} workers ...")

@@ -85,7 +85,7 @@ class DigitsModel(nn.Module):
     """Two towers; the output is the matrix of similarities, images x texts."""
 
     def __init__(
-        self, *, width: int = 64, heads: int = 4, image_layers: int = 4, text_layers: int = 2
+        self, *, width: int = 64, heads: int = 4, image_layers: int = 3, text_layers: int = 2
     ) -> None:
         super().__init__()
         tokenizer = Tokenizer()
@@ -148,7 +148,7 @@ def load_digits() -> Digits:
     return Digits(images[train], labels[train], images[test], labels[test])
 
 
-def digits(*, width: int = 64, heads: int = 4, image_layers: int = 4, text_layers: int = 2) -> Job:
+def digits(*, width: int = 64, heads: int = 4, image_layers: int = 3, text_layers: int = 2) -> Job:
     """The job: model, the first mini-batch of epoch 0 as example, loss and data."""
     data = load_digits()
     example = next(data.batches(8, 0))
