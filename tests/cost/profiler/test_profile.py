@@ -178,6 +178,33 @@ def test_a_model_on_the_meta_device_is_measured_and_stays_there() -> None:
     assert all(value.is_meta for value in model.parameters())
 
 
+def test_autocast_inside_the_model_is_measured_under_it() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(30, 8)
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            x = self.embedding(words)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = torch.relu(self.inner(x))
+            return y.float()
+
+    words, target = torch.randint(0, 30, (4, 6)), torch.randn(4, 6, 8)
+    graph = capture(
+        Mixed(), (words,), targets=target, loss_fn=lambda out, want: ((out - want) ** 2).mean()
+    )
+    costs = profile(graph, micro_batches=[2, 4], budget=QUICK, correction_seconds=0)
+    row = next(i for i, op in enumerate(graph.ops) if op.module == "inner")
+    assert graph.ops[row].output is not None
+    assert graph.ops[row].output.dtype == "bfloat16"
+    assert costs.output_bytes[row, 1] == 6 * 8 * 2
+    forward, backward = costs.op_seconds("cpu-core", 4)
+    assert forward[row] > 0
+    assert backward[row] > 0
+
+
 def test_an_opaque_module_is_measured_whole() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from graphpipe.cost.profiler.facts import OpFacts, TensorFact
+from graphpipe.graph.autocast import call_under_autocast, operator_of
 
 _LOOKUPS: dict[str, tuple[int, int, int | None]] = {
     "embedding": (1, 0, 0),
@@ -68,14 +69,12 @@ class Arguments:
         made: dict[str, torch.Tensor] = {}
         wanted: list[torch.Tensor] = []
         leaves: list[Any] = []
-        for place, leaf in enumerate(self._leaves):
+        for leaf in self._leaves:
             if not isinstance(leaf, TensorFact):
-                if isinstance(leaf, torch.device):
-                    leaf = self._device
-                leaves.append(leaf)
+                leaves.append(self._here(leaf))
                 continue
             if leaf.name not in made:
-                changed = self._inplace and place == 0
+                changed = self._inplace and not made
                 tensor = self._tensor(leaf, fresh=changed or bool(leaf.state))
                 if leaf.requires_grad:
                     tensor.requires_grad_()
@@ -85,7 +84,13 @@ class Arguments:
                 made[leaf.name] = tensor
             leaves.append(made[leaf.name])
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        if self._facts.node.target is call_under_autocast:
+            args = (self._device.type, *args[1:])
         return args, kwargs, wanted
+
+    def _here(self, leaf: Any) -> Any:
+        """Devices in a captured graph are the CPU."""
+        return self._device if isinstance(leaf, torch.device) else leaf
 
     def _tensor(self, fact: TensorFact, *, fresh: bool) -> torch.Tensor:
         pattern = self._patterns.get(fact.name)
@@ -161,9 +166,10 @@ def index_limits(facts: OpFacts) -> dict[str, int]:
 
     Negative for offsets of embedding bags: minus the number of indices.
     """
-    parts = str(facts.node.target).split(".")
+    target, given, _ = operator_of(facts.node)
+    parts = str(target).split(".")
     name = parts[1] if len(parts) > 1 else parts[0]
-    args = facts.arguments[0]
+    args = facts.arguments[0][len(facts.node.args) - len(given) :]
     limits: dict[str, int] = {}
     if name == "index" and len(args) > 1 and isinstance(args[0], TensorFact):
         for dimension, item in enumerate(args[1]):

@@ -14,6 +14,7 @@ from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.facts import OpFacts
 from graphpipe.cost.profiler.inputs import UNCACHED_BYTES, Arguments, runner
 from graphpipe.cost.profiler.timing import Clock, Timing
+from graphpipe.graph.autocast import operator_of
 
 TOGETHER_BYTES = 256 * 2**20
 """Repeats run side by side while their tensors stay below this size in all."""
@@ -278,7 +279,7 @@ def extrapolated(
 
 def changes_first_argument(facts: OpFacts) -> bool:
     """Whether the op writes into its first argument."""
-    target = facts.node.target
+    target, _, _ = operator_of(facts.node)
     if not isinstance(target, torch._ops.OpOverload):
         return False
     arguments = target._schema.arguments
