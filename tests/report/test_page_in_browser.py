@@ -266,6 +266,7 @@ def test_it_prints(chromium: Any, tmp_path: Path) -> None:
     assert theme == "dark", "printing uses light colours and gives the theme back"
 
 
+@pytest.mark.timeout(300)
 def test_64_devices_and_256_micro_batches(chromium: Any, tmp_path: Path) -> None:
     plan, timeline = factory.large()
     open_page(chromium, tmp_path / "r.html", plan, timeline)
