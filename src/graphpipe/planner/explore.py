@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from graphpipe.planner.estimate import estimate
 from graphpipe.planner.evaluate import Score, score
 from graphpipe.planner.layout import Layout
-from graphpipe.planner.refine import moved, polish
+from graphpipe.planner.refine import every_move, moved, packed, polish
 from graphpipe.planner.seeds import (
     Freedom,
     Orders,
@@ -208,6 +208,10 @@ class Search:
 
     def _neighbours(self, found: Found) -> Iterator[Seed]:
         layout, point = found.layout, found.point
+        yield from self._fitted(layout._replace(far=not layout.far, place=()), point)
+        together = packed(self.space, layout)
+        if together is not None:
+            yield from self._fitted(together, point)
         for slack in (layout.slack - 1, layout.slack + 1, layout.slack + 3):
             if slack >= 0:
                 yield from self._fitted(layout._replace(slack=slack), point)
@@ -216,7 +220,10 @@ class Search:
             for seed in moved(self.space, Seed(value, layout, point), _MOVED_PARTS):
                 self.judged += 1
                 yield seed
-        yield from self._fitted(layout._replace(far=not layout.far), point)
+        if len(layout.assign) * len(layout.replicas) <= _SMALL:
+            for other in every_move(self.space, layout):
+                if set(other.replicas) <= set(self.freedom.replicas) and not self.freedom.parts:
+                    yield from self._fitted(other, point)
         sizes = self.freedom.micro_batches or micro_batch_sizes(self.space.samples(layout.copies))
         for batch in _next_to(sizes, layout.micro_batch):
             part_batch = tuple(batch * q // layout.micro_batch for q in layout.part_batch)
@@ -245,6 +252,7 @@ _PER_POINT = 3
 _POLISH_STEPS = 40
 _REFINED = 3
 _MOVED_PARTS = 3
+_SMALL = 40
 _MOST_TASKS = 3000
 _TASKS_PER_UNIT = 40
 

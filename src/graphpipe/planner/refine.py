@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphpipe.planner.estimate import Estimate, estimate
+from graphpipe.planner.layout import Layout
 from graphpipe.planner.seeds import Seed, part_costs
 from graphpipe.planner.space import Space
 
@@ -61,6 +62,36 @@ def _beats(new: Estimate, old: Estimate) -> bool:
     return sorted(new.load, reverse=True) < sorted(old.load, reverse=True)
 
 
+def packed(space: Space, layout: Layout) -> Layout | None:
+    """The layout with its parts placed so that replicated ones lie within a node each, single
+    ones filling the gaps; None where that changes nothing.
+
+    Parts keep their order but for those that are drawn forward into a gap.
+    """
+    width = layout.copies if layout.far else 1
+    nodes = [len(node) // width for node in space.cluster.nodes]
+    if layout.devices == len(layout.replicas) or len(nodes) < 2 or min(nodes) < 1:
+        return None
+    waiting = list(range(len(layout.replicas)))
+    place: list[int] = []
+    for size in nodes:
+        left = size
+        while left and waiting:
+            fitting = [p for p in waiting if layout.replicas[p] <= left]
+            if not fitting:
+                break
+            # Exactly what fills the node, if there is such; else the next in order.
+            exact = [p for p in fitting if layout.replicas[p] == left]
+            chosen = exact[0] if exact and layout.replicas[waiting[0]] > left else fitting[0]
+            place.append(chosen)
+            waiting.remove(chosen)
+            left -= layout.replicas[chosen]
+    place += waiting
+    if place == list(layout.place or range(len(layout.replicas))):
+        return None
+    return layout._replace(place=tuple(place))
+
+
 def moved(space: Space, seed: Seed, parts: int) -> Iterator[Seed]:
     """Layouts with a unit moved away from one of the ``parts`` most loaded parts, or swapped for
     a smaller one, with their estimates; the most loaded part first."""
@@ -74,6 +105,36 @@ def moved(space: Space, seed: Seed, parts: int) -> Iterator[Seed]:
             value = estimate(space, candidate)
             if value is not None:
                 yield Seed(value, candidate, seed.point)
+
+
+def every_move(space: Space, layout: Layout) -> Iterator[Layout]:
+    """All layouts that differ by the part of one unit or of two, or by one device more or less
+    in a part: for graphs so small that they can all be tried."""
+    parts, world = len(layout.replicas), space.cluster.world_size // layout.copies
+    free = [u for u in range(len(layout.assign)) if u not in space.pin]
+    for u in free:
+        for part in range(parts):
+            if part != layout.assign[u]:
+                yield layout._replace(assign=_with(layout.assign, u, part))
+    for i, u in enumerate(free):
+        for v in free[i + 1 :]:
+            if layout.assign[u] != layout.assign[v]:
+                swapped = _with(_with(layout.assign, u, layout.assign[v]), v, layout.assign[u])
+                yield layout._replace(assign=swapped)
+    if layout.part_batch or layout.place or space.pin:
+        return
+    for part, count in enumerate(layout.replicas):
+        for other in (count - 1, count + 1):
+            if other >= 1 and layout.devices - count + other <= world:
+                yield layout._replace(replicas=_with(layout.replicas, part, other))
+    if layout.devices < world:
+        for u in free:
+            grown = (*layout.replicas, 1)
+            yield layout._replace(replicas=grown, assign=_with(layout.assign, u, parts))
+
+
+def _with(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
+    return (*values[:index], value, *values[index + 1 :])
 
 
 def _moves(
