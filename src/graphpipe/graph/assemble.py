@@ -375,7 +375,10 @@ class _Assembly:
         )
         graph.lint()
         leaves = []
+        values = iter(c.normal.values)
         for kind, value in c.trace.output_leaves:
+            if kind == "value" and next(values).meta.get("every_sample"):
+                kind = "samples"
             if isinstance(value, torch.SymInt):
                 symbol = next(iter(value.node.expr.free_symbols))
                 leaves.append(OutputLeaf("size", size=expression_of(value.node.expr, symbol)))

@@ -11,12 +11,12 @@ from torch import fx, nn
 from graphpipe.errors import CaptureError
 from graphpipe.graph.assemble import Captured, assemble
 from graphpipe.graph.autocast import operator_of
-from graphpipe.graph.dataflow import DataFlow, analyse
+from graphpipe.graph.dataflow import DataFlow, Declared, analyse
 from graphpipe.graph.fake_run import FakeRun, TensorShape, fake_run
 from graphpipe.graph.fit import SAMPLE_SIZES
 from graphpipe.graph.loss_terms import Term, split_loss
 from graphpipe.graph.model_graph import ModelGraph
-from graphpipe.graph.normalise import Normal, normalise, origin_of
+from graphpipe.graph.normalise import Normal, normalise
 from graphpipe.graph.opaque import OpaqueCalls, OpaqueOption
 from graphpipe.graph.recipe import Recipe
 from graphpipe.graph.signature import Signature, read_signature
@@ -66,7 +66,8 @@ def capture(
         rows_per_sample: Inputs with several rows for each sample, such as ``{"images": 8}``;
             the rows of a sample lie together.
         per_sample_ops: Ops declared not to mix samples: names of ops, of operators
-            (``aten.masked_scatter.default``) or paths of modules.
+            (``aten.masked_scatter.default``) or paths of modules, patterns such as
+            ``layers.*.experts`` included.
         reduction: How the loss adds up over micro-batches (``mean``, ``sum``, ``sum_count``,
             ``batch_free``, ``coupled``), for the whole loss or by the keys of the dict that
             ``loss_fn`` returns. By default it follows from the data flow.
@@ -92,7 +93,7 @@ def capture(
     traced = trace(model, signature, loss_fn, training=training, opaque=calls)
     normal = normalise(traced, signature, names, model)
     tensors = _tensors(model, loss_fn, normal)
-    work = _Workshop(normal, signature, tensors, names, training, frozenset(per_sample_ops))
+    work = _Workshop(normal, signature, tensors, names, training, Declared(per_sample_ops))
     terms = work.prepare(traced.loss_names, reduction)
     captured = Captured(
         name=name or type(model).__name__,
@@ -158,7 +159,7 @@ class _Workshop:
         tensors: Mapping[str, torch.Tensor],
         names: Mapping[str, str],
         training: bool,
-        declared: frozenset[str],
+        declared: Declared,
     ) -> None:
         self._normal = normal
         self._signature = signature
@@ -207,23 +208,21 @@ class _Workshop:
 
     def flow(self) -> DataFlow:
         runs = self.observe()
-        return self._analyse(runs[2], runs[3])
+        flow = self._analyse(runs[2], runs[3])
+        if self._declared.unused:
+            raise CaptureError(
+                "per_sample_ops names something that is not in the graph",
+                where=", ".join(self._declared.unused),
+                expected="names of ops, operators or module paths, as print(graph) shows them",
+            )
+        return flow
 
     def _analyse(self, small: FakeRun, large: FakeRun) -> DataFlow:
         rows = {
             node: leaf.rows
             for node, leaf in zip(self._normal.inputs, self._signature.tensors, strict=True)
         }
-        return analyse(self._normal.graph, small, large, rows, self._is_declared)
-
-    def _is_declared(self, node: fx.Node) -> bool:
-        if not self._declared:
-            return False
-        module = origin_of(node).module
-        paths = {node.name, str(node.target)}
-        parts = module.split(".") if module else []
-        paths.update(".".join(parts[: i + 1]) for i in range(len(parts)))
-        return not paths.isdisjoint(self._declared)
+        return analyse(self._normal.graph, small, large, rows, self._declared)
 
     def _run(self, samples: int) -> FakeRun:
         inputs = {}

@@ -7,8 +7,9 @@ them: a stage that holds it may then be given the whole mini-batch, which is alw
 
 from __future__ import annotations
 
+import fnmatch
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from graphpipe.graph.flow import (
     rows,
 )
 from graphpipe.graph.flow_pointwise import COPIES, pointwise
+from graphpipe.graph.normalise import origin_of
 
 Rule = Callable[[Call], Result]
 
@@ -68,8 +70,9 @@ RULES: dict[str, Rule] = _table(
         shapes.diagonal: "diagonal",
         shapes.matrix_wise: "tril triu tril_ triu_",
         shapes.pad: "pad constant_pad_nd",
-        shapes.created: "zeros ones full empty rand randn randint new_zeros new_ones new_full"
-        " new_empty scalar_tensor",
+        shapes.created: "zeros ones full empty eye tril_indices triu_indices rand randn randint"
+        " new_zeros new_ones new_full new_empty scalar_tensor",
+        shapes.whole: "histc bincount unique _unique2 unique_dim nonzero",
         shapes.like: "zeros_like ones_like full_like empty_like",
         shapes.arange: "arange",
         shapes.reordered: "flip roll fliplr flipud",
@@ -117,6 +120,53 @@ RULES: dict[str, Rule] = _table(
 )
 
 
+class Declared:
+    """Ops that the user declares not to mix samples: op names, operators, module paths.
+
+    Patterns such as ``layers.*.experts`` are allowed. Within a declared module the samples
+    may go any way (tokens sorted by expert); only what leaves it has its rows in order.
+    """
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        self._patterns = tuple(patterns)
+        self.used: set[str] = set()
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Patterns that matched nothing."""
+        return tuple(pattern for pattern in self._patterns if pattern not in self.used)
+
+    def holds(self, node: fx.Node) -> bool:
+        """Whether an op is declared."""
+        return bool(self._named(node)) or self._scope(node) is not None
+
+    def leaves(self, node: fx.Node) -> bool:
+        """Whether the value of a declared op is read outside of the declared module."""
+        if self._named(node):
+            return True
+        scope = self._scope(node)
+        return not node.users or any(self._scope(user) != scope for user in node.users)
+
+    def _named(self, node: fx.Node) -> bool:
+        target, _, _ = operator_of(node)
+        return any(self._match(name) for name in (node.name, str(target)))
+
+    def _scope(self, node: fx.Node) -> str | None:
+        parts = origin_of(node).module.split(".")
+        for length in range(1, len(parts) + 1):
+            path = ".".join(parts[:length])
+            if path and self._match(path):
+                return path
+        return None
+
+    def _match(self, name: str) -> bool:
+        for pattern in self._patterns:
+            if fnmatch.fnmatchcase(name, pattern):
+                self.used.add(pattern)
+                return True
+        return False
+
+
 @dataclass(frozen=True)
 class DataFlow:
     """The result of the analysis.
@@ -143,7 +193,7 @@ def analyse(
     small: FakeRun,
     large: FakeRun,
     rows_of_inputs: Mapping[fx.Node, int],
-    per_sample: Callable[[fx.Node], bool],
+    per_sample: Declared,
 ) -> DataFlow:
     """Follows the samples through ``graph``.
 
@@ -152,7 +202,7 @@ def analyse(
         small: A fake run of it.
         large: One with one sample more.
         rows_of_inputs: Rows per sample of the inputs that are cut.
-        per_sample: Whether the user has declared that an op does not mix the samples.
+        per_sample: Ops that the user has declared not to mix the samples.
     """
     return _Analysis(graph, small, large, rows_of_inputs, per_sample).run()
 
@@ -164,7 +214,7 @@ class _Analysis:
         small: FakeRun,
         large: FakeRun,
         rows_of_inputs: Mapping[fx.Node, int],
-        per_sample: Callable[[fx.Node], bool],
+        per_sample: Declared,
     ) -> None:
         assert large.samples == small.samples + 1
         self._graph = graph
@@ -227,7 +277,7 @@ class _Analysis:
         if node.target is operator.getitem:
             self._flows[node] = (self._item(node),)
             return
-        declared = self._declared(node)
+        declared = self._declared.holds(node)
         result = self._applied(node, outputs, declared)
         flows = tuple(
             self._checked(flow, dims) for flow, dims in zip(result.flows, outputs, strict=False)
@@ -237,11 +287,11 @@ class _Analysis:
             new.kind is Kind.MIXED and old.kind is not Kind.MIXED
             for new, old in zip(flows, result.flows, strict=False)
         )
-        if declared:
+        if declared and self._declared.leaves(node):
             flows = tuple(
                 self._declared_flow(flow, dims) for flow, dims in zip(flows, outputs, strict=True)
             )
-            coupled = False
+        coupled = coupled and not declared
         self._flows[node] = flows
         if coupled:
             self._coupled.add(node)

@@ -273,6 +273,13 @@ def created(call: Call, flow: Flow = FREE) -> Result:
     return Result(tuple(results))
 
 
+def whole(call: Call) -> Result:
+    """Ops on all the elements at once, such as a histogram."""
+    if all(value.flow == FREE for value in call.values()):
+        return created(call)
+    return mixed(call)
+
+
 def like(call: Call) -> Result:
     """zeros_like and kin: rows that are all alike, in the place of the model's samples."""
     flow = call.first.flow

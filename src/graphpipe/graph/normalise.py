@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from graphpipe.errors import CaptureError
 from graphpipe.graph.autocast import call_under_autocast
+from graphpipe.graph.iteration import is_concatenation, refused
 from graphpipe.graph.model_graph import BATCH_SIZE_INPUT
 from graphpipe.graph.signature import Signature
 from graphpipe.graph.symbolic import node_of
@@ -218,6 +219,13 @@ class _Rewriter:
             return self._region(body, rest, (device, dtype, enabled), grad=grad, outer=grad)
         if target is torch.ops.graphpipe.opaque.default:
             return self._opaque(node, args)
+        if target is torch.ops.graphpipe.every_sample.default:
+            if not all(is_concatenation(user, node) for user in node.users):
+                origin = _origin(node)
+                raise refused(origin.module, origin.source)
+            target, args = aten.flatten.using_ints, (args[0], 0, 1)
+        if target is aten.cat.default and _is_stand_in(node.args[0]):
+            return args[0][0]
         simpler = self._simplified(node, args)
         if simpler is not None:
             return simpler
@@ -227,6 +235,7 @@ class _Rewriter:
             target = call_under_autocast
         new = self._graph.create_node("call_function", target, tuple(args), kwargs, node.name)
         new.meta["origin"] = _origin(node)
+        new.meta["every_sample"] = node.target is torch.ops.graphpipe.every_sample.default
         return new
 
     def _region(
@@ -391,6 +400,11 @@ def _is_constant(node: Any) -> bool:
     while isinstance(node, fx.Node) and node.target is aten.lift_fresh_copy.default:
         node = node.args[0]
     return isinstance(node, fx.Node) and node.op == "get_attr"
+
+
+def _is_stand_in(tensors: Any) -> bool:
+    """Whether a concatenation has all samples of a batch as its one operand."""
+    return len(tensors) == 1 and tensors[0].target is torch.ops.graphpipe.every_sample.default
 
 
 def _is_everything(args: tuple[Any, ...]) -> bool:

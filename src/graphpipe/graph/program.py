@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from graphpipe.graph.expression import Expression, evaluate
 
@@ -19,14 +19,15 @@ class OutputLeaf:
     """One leaf of the model's output.
 
     Attributes:
-        kind: ``value``: the next of the graph's outputs; ``loss``: the mini-batch's loss,
+        kind: ``value``: the next of the graph's outputs; ``samples``: likewise, but the model
+            returns a list with one tensor for each sample; ``loss``: the mini-batch's loss,
             where the model itself returns it; ``constant``: the same for every call;
             ``size``: an integer that depends on the number of samples.
         constant: The value of a constant.
         size: The expression of a size.
     """
 
-    kind: Literal["value", "loss", "constant", "size"]
+    kind: Literal["value", "samples", "loss", "constant", "size"]
     constant: object = None
     size: Expression = 0
 
@@ -46,21 +47,41 @@ class OutputStructure:
             samples: Samples in these values, for sizes that the model returns.
             loss: The value to put where the model returns its loss.
         """
-        from torch.utils._pytree import tree_unflatten
+        from torch.utils._pytree import tree_map, tree_unflatten
 
-        remaining = iter(values)
+        remaining: Iterator[Any] = iter(values)
         leaves: list[object] = []
         for leaf in self.leaves:
             match leaf.kind:
                 case "value":
                     leaves.append(next(remaining))
+                case "samples":
+                    leaves.append(_EverySample(tuple(next(remaining).chunk(samples))))
                 case "loss":
                     leaves.append(loss)
                 case "constant":
                     leaves.append(leaf.constant)
                 case "size":
                     leaves.append(evaluate(leaf.size, samples))
-        return tree_unflatten(leaves, self.spec)
+        return tree_map(_spread, tree_unflatten(leaves, self.spec), is_leaf=_is_list_of_samples)
+
+
+@dataclass(frozen=True)
+class _EverySample:
+    """The tensors of all samples, in the place of the one list item that the trace has."""
+
+    tensors: tuple[object, ...]
+
+
+def _is_list_of_samples(tree: object) -> bool:
+    return isinstance(tree, (list, tuple)) and len(tree) == 1 and isinstance(tree[0], _EverySample)
+
+
+def _spread(leaf: object) -> object:
+    if _is_list_of_samples(leaf):
+        assert isinstance(leaf, (list, tuple))
+        return type(leaf)(leaf[0].tensors)
+    return leaf
 
 
 @dataclass(frozen=True, eq=False)

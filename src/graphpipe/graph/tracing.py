@@ -28,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils import _pytree as pytree
 
 from graphpipe.errors import CaptureError
+from graphpipe.graph.iteration import samples_as_one
 from graphpipe.graph.opaque import OpaqueCalls
 from graphpipe.graph.signature import Signature, accepts_targets
 from graphpipe.graph.watch import (
@@ -217,6 +218,7 @@ def trace(
         ModuleStack(whole) as stack,
         refuse_autograd_functions(stack),
         symbolic_len(stack),
+        samples_as_one(stack),
         opaque.installed(model),
         _quiet(),
         torch.enable_grad(),

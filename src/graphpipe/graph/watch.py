@@ -134,8 +134,19 @@ def symbolic_len(stack: ModuleStack) -> Iterator[None]:
                 return size
         return original(value)
 
+    own: Any = torch.Tensor.__len__
+
+    def no_hint(self: torch.Tensor) -> int:
+        size: object = self.shape[0] if self.dim() else None
+        if stack.watching and isinstance(size, torch.SymInt):
+            # list(x) asks for a hint how long it will be, and takes this for "unknown".
+            raise TypeError("the number of samples is open while a model is captured")
+        return int(own(self))
+
     builtins.len = length
+    torch.Tensor.__len__ = no_hint  # type: ignore[method-assign]
     try:
         yield
     finally:
         builtins.len = original
+        torch.Tensor.__len__ = own  # type: ignore[method-assign]
