@@ -54,6 +54,20 @@ def pipedream_recipes(
                 continue
             stages = tuple(RecipeStage(s.nodes, s.replicas, size) for s in found.stages)
             yield Recipe(stages)
+            if _passes_any_check(costs, stages, machines):
+                break  # the memory check would not change anything
+
+
+def _passes_any_check(
+    costs: pipedream.NodeCosts, stages: tuple[RecipeStage, ...], machines: Machines
+) -> bool:
+    """Whether PipeDream's memory check holds even with all machines after every stage."""
+    kept = costs.parameter_bytes + costs.activation_bytes
+    return all(
+        -(-machines.devices // stage.replicas) * kept[list(stage.units)].sum()
+        <= machines.memory_bytes
+        for stage in stages
+    )
 
 
 def piper_recipes(
