@@ -145,6 +145,7 @@ class Meter:
             for outputs, wanted in done:
                 if outputs and wanted:
                     gradients = gradients or [torch.ones_like(item) for item in outputs]
+                    self.evictor.touch(gradients)
                     seconds, _ = self.clock.time(
                         lambda o=outputs, w=wanted, g=gradients: torch.autograd.grad(  # type: ignore[misc]
                             o, w, g, allow_unused=True

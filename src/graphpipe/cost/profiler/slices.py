@@ -64,7 +64,7 @@ class Correction(NamedTuple):
     overhead: float = 0.0
 
 
-def slices_of(graph: ModelGraph, most: int = 6) -> list[Slice]:
+def slices_of(graph: ModelGraph, most: int = 4) -> list[Slice]:
     """Slices that differ from one another, spread over the graph.
 
     Args:
