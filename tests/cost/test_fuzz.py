@@ -206,7 +206,7 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_hundred_thousand_damaged_files(name: str, tmp_path: Path) -> None:
-    outcomes = campaign(name, seed=2, count=12_500, folder=tmp_path)
-    assert outcomes.total() == 12_500
+def test_many_thousand_damaged_files(name: str, tmp_path: Path) -> None:
+    outcomes = campaign(name, seed=2, count=8_000, folder=tmp_path)
+    assert outcomes.total() == 8_000
     assert outcomes["refused"] + outcomes["accepted"] > 0.3 * outcomes.total()
