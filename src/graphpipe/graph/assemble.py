@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,11 @@ from graphpipe.graph.dataflow import DataFlow
 from graphpipe.graph.expression import Expression
 from graphpipe.graph.fake_run import FakeRun, Observation, TensorShape
 from graphpipe.graph.fit import fitted
-from graphpipe.graph.flow import Kind, depends
+from graphpipe.graph.flow import Kind
 from graphpipe.graph.loss_terms import Term
 from graphpipe.graph.model_graph import (
     DTYPE_BYTES,
+    BatchCondition,
     GraphInput,
     LossTerm,
     ModelGraph,
@@ -37,6 +39,12 @@ from graphpipe.graph.signature import Signature
 from graphpipe.graph.symbolic import expression_of
 from graphpipe.graph.tracing import LOSS_PREFIX, Trace
 from graphpipe.graph.work import Counts
+
+_NORMALISATIONS = {
+    torch.ops.aten.batch_norm.default: False,
+    torch.ops.aten.group_norm.default: True,
+}
+"""Ops whose Python front refuses one value per channel; whether they count by group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +118,7 @@ class _Assembly:
             parameters=tuple(self._parameters()),
             ops=ops,
             loss_terms=loss_terms,
+            batch_conditions=tuple(self._conditions()),
             outputs=tuple(node.name for node in c.normal.values),
             input_structure=_structure_text(c.signature.spec),
             output_structure=_structure_text(c.trace.output_spec),
@@ -344,6 +353,25 @@ class _Assembly:
             sign=term.sign,
         )
 
+    def _conditions(self) -> Iterator[BatchCondition]:
+        """Sizes that the Python code around an op refuses: one value per channel to normalise."""
+        for node in self._ops:
+            target, args, _ = operator_of(node)
+            if target not in _NORMALISATIONS or not isinstance(args[0], fx.Node):
+                continue
+            if target is torch.ops.aten.batch_norm.default and not args[5]:
+                continue
+            shape = self._run.nodes[args[0]].values[0].shape
+            values = math.prod(shape) // self._run.samples
+            groups_or_channels = args[1] if _NORMALISATIONS[target] else shape[1]
+            if self._c.flow.flows[args[0]].batched and values == groups_or_channels:
+                yield BatchCondition(
+                    op=node.name,
+                    min_samples=2,
+                    message="Expected more than 1 value per channel when training: a "
+                    f"normalisation in {origin_of(node).module!r} cannot work on one sample",
+                )
+
     def _from_inputs(self, node: fx.Node) -> bool:
         """Whether a value depends on graph inputs, constants and buffers that stay, alone."""
         changed = {name for names in self._changed_state().values() for name in names}
@@ -439,8 +467,3 @@ def _structure_text(spec: pytree.TreeSpec) -> str:
         return pytree.treespec_dumps(spec)
     except (NotImplementedError, TypeError, ValueError, AttributeError):
         return str(spec)
-
-
-def batch_free(dims: tuple[Any, ...]) -> bool:
-    """Whether no dimension depends on the batch."""
-    return not any(depends(size) for size in dims)

@@ -10,6 +10,7 @@ from a file has ``program is None``.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -213,6 +214,19 @@ class LossTerm(Record):
     sign: float = 1.0
 
 
+class BatchCondition(Record):
+    """A micro-batch size that an op does not accept although its graph is for any size.
+
+    The model's Python code refuses it (``BatchNorm1d`` cannot train on one sample), and that
+    check is no operator. A stage that holds ``op`` needs at least ``min_samples`` samples in
+    every micro-batch, the last one included.
+    """
+
+    op: str
+    min_samples: int
+    message: str
+
+
 class ModelGraph(FileRecord):
     """The operators of a model and its loss for one mode and one input signature.
 
@@ -230,6 +244,7 @@ class ModelGraph(FileRecord):
     parameters: tuple[Parameter, ...] = ()
     ops: tuple[Op, ...]
     loss_terms: tuple[LossTerm, ...] = ()
+    batch_conditions: tuple[BatchCondition, ...] = ()
     outputs: tuple[str, ...] = ()
     """Names of the ops whose values the model returns (for ``predict``), in leaf order."""
     input_structure: str = ""
@@ -245,6 +260,20 @@ class ModelGraph(FileRecord):
     def program(self) -> Program | None:
         """The executable form, where this graph was captured in this process."""
         return self._program
+
+    def broken_conditions(self, ops: Iterable[str], samples: int) -> tuple[BatchCondition, ...]:
+        """The batch conditions of these ops that a micro-batch of ``samples`` breaks."""
+        names = set(ops)
+        return tuple(
+            condition
+            for condition in self.batch_conditions
+            if condition.op in names and samples < condition.min_samples
+        )
+
+    def __str__(self) -> str:
+        from graphpipe.graph.printing import graph_text
+
+        return graph_text(self)
 
     def attach_program(self, program: Program) -> None:
         """Ties the executable form to the graph (done once, by ``capture``)."""
@@ -287,8 +316,14 @@ class ModelGraph(FileRecord):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of everything that costs and plans depend on, 16 hexadecimal digits."""
-        text = self.model_dump_json(exclude={"warnings", "torch_version"})
+        """Hash of everything that costs and plans depend on, 16 hexadecimal digits.
+
+        Where in a source file an op stands is not part of it: a comment added there changes
+        no plan.
+        """
+        text = self.model_dump_json(
+            exclude={"warnings": True, "torch_version": True, "ops": {"__all__": {"source"}}}
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
@@ -321,6 +356,9 @@ class ModelGraph(FileRecord):
             for name in (term.op, term.count_op):
                 if name is not None and name not in names:
                     raise ValueError(f"loss term names an unknown op {name!r}")
+        for condition in self.batch_conditions:
+            if condition.op not in names:
+                raise ValueError(f"a batch condition names an unknown op {condition.op!r}")
         for name in self.outputs:
             if name not in seen:
                 raise ValueError(f"output names an unknown op {name!r}")

@@ -200,7 +200,9 @@ class _Kitchen:
     def _fakes(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Fake inputs for the op, and the leaves of the autograd graph among them."""
         bases: dict[int, torch.Tensor] = {}
-        writes = _is_mutable(self._target)
+        writes = _is_mutable(
+            self._leaves[3] if self._target is call_under_autocast else self._target
+        )
         tensors: list[torch.Tensor] = []
         wanted: list[torch.Tensor] = []
         for i, meta in enumerate(self._given):
