@@ -140,7 +140,14 @@ class Search:
             if not self._go_on(4):
                 break
         fitting = [s for s in out.values() if s.estimate.lacking <= 0]
-        return sorted(fitting, key=lambda s: (s.estimate.iteration_ns, s.layout))
+        handy = [s for s in fitting if self._tasks(s.layout) <= _TOO_MANY_TASKS]
+        return sorted(handy or fitting, key=lambda s: (s.estimate.iteration_ns, s.layout))
+
+    def _tasks(self, layout: Layout) -> int:
+        """About how many tasks a copy has."""
+        structure = self.space.structure(layout.assign, layout.merged)
+        count = 0 if structure is None else len(structure.stages)
+        return 2 * count * -(-self.space.samples(layout.copies) // layout.micro_batch)
 
     def _judge(self, layout: Layout, point: Plane) -> Found | None:
         """Schedules a layout (once) and keeps it if it is the best."""
@@ -159,7 +166,8 @@ class Search:
 
     def exact(self, found: Found) -> Found:
         """The same layout, all of its tasks scheduled, with more effort."""
-        result = score(self.space, found.layout, rounds=3)
+        rounds = 3 if found.score.exact and found.score.graph.count <= _MOST_TASKS else 1
+        result = score(self.space, found.layout, rounds=rounds)
         assert result is not None
         return Found(found.layout, result, found.point)
 
@@ -255,6 +263,9 @@ _MOVED_PARTS = 3
 _SMALL = 40
 _MOST_TASKS = 3000
 _TASKS_PER_UNIT = 40
+_TOO_MANY_TASKS = 12_000
+"""Schedules with more tasks are considered only if there are no others: they take seconds to
+simulate, and minutes of overhead to run."""
 
 
 def _next_to(sizes: list[int] | tuple[int, ...], size: int) -> list[int]:

@@ -121,7 +121,7 @@ def finalists(search: Search, count: int = 3) -> list[Found]:
         if key not in seen:
             seen.add(key)
             out.append(search.exact(found))
-        if len(out) == count:
+        if len(out) == count or not found.score.exact:
             break
     return out
 
