@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from graphpipe.errors import PlanError
+from graphpipe.graph.model_graph import LossTerm, ModelGraph
 from graphpipe.plan.validate import validate
 from graphpipe.planner.compare import (
     CHAIN,
@@ -101,6 +103,20 @@ def test_what_did_not_end_is_not_tried_with_more_devices() -> None:
     assert known("piper", "g", 2000, 4) is None
     assert known("piper", "g", 2000, 16) == 8
     assert known("pipedream", "g", 2000, 16) is None
+
+
+def test_a_loss_over_the_whole_mini_batch_is_pointed_out() -> None:
+    file = towers(2, 1, 1)
+    fields = {name: getattr(file.graph, name) for name in ModelGraph.model_fields}
+    last = fields["ops"][-1]
+    fields["ops"] = (*fields["ops"][:-1], last.model_copy(update={"coupled": True}))
+    fields["loss_terms"] = (LossTerm(op=last.name, reduction="coupled"),)
+    graph = ModelGraph(**fields)
+    costs = replace(file.costs, fingerprint=graph.fingerprint)
+    ours, theirs = compare(graph, costs, cluster_of(3, bandwidth=1e10), 8, planners=["1f1b"])
+    assert ours.row.note == ""
+    assert 8 in ours.row.micro_batches
+    assert "follows the micro-batch" in theirs.row.note
 
 
 def test_rows_are_a_file(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from graphpipe.planner.baselines.search import fused_for_baselines, plan_baselin
 from graphpipe.planner.lower_bound import LowerBound, lower_bound, plan_gap
 from graphpipe.planner.search import make_space, plan
 from graphpipe.planner.unit_graph import UnitGraph
+from graphpipe.planner.whole import whole_batch_ops
 from graphpipe.records import FileRecord, Record
 
 OURS = "gpp"
@@ -38,6 +39,10 @@ PLANNERS = (OURS, CHAIN, *BASELINES)
 FUSE_LIMITS = (DOWN_SET_LIMIT, 8_000, 2_000, 500, 100)
 """Down-sets to which chains are fused, one after the other, where a baseline does not end."""
 
+_COUPLED = (
+    "the loss mixes samples and follows the micro-batch here; ours and the chain run it on the "
+    "whole mini-batch"
+)
 _FAMILIES = {OURS: ("graph", "chain"), CHAIN: ("chain", "sequential")}
 
 
@@ -189,6 +194,7 @@ def compare(
         lower_bound_ns=bound.nanoseconds,
         binding=bound.binding,
     )
+    coupled = any(whole_batch_ops(graph))
     found: list[Compared] = []
     known = hopeless or Hopeless()
     for name in PLANNERS:
@@ -199,9 +205,15 @@ def compare(
         if name in _FAMILIES:
             found.append(_run_ours(name, units, cluster, batch_size, empty, bound))
         else:
-            found.append(_run_baseline(name, units, cluster, batch_size, empty, time_limit, known))
+            item = _run_baseline(name, units, cluster, batch_size, empty, time_limit, known)
+            found.append(_with_note(item, _COUPLED) if coupled else item)
     ours = found[0].row.iteration_ns
     return tuple(item._replace(row=_with_ratio(item.row, ours)) for item in found)
+
+
+def _with_note(item: Compared, note: str) -> Compared:
+    notes = [text for text in (item.row.note, note) if text]
+    return item._replace(row=item.row.model_copy(update={"note": "; ".join(notes)}))
 
 
 def _run_ours(
