@@ -1,7 +1,8 @@
 """Plans and search times: ours against the published planners, on the paper's three models.
 
 ``python benchmarks/planner.py [--json FILE] [--models a,b] [--devices 4,8,16,32]
-[--fractions 1,0.25] [--memory limited,free] [--planners ...] [--time-limit 60] [--only PART]``
+[--fractions 1,0.25] [--memory limited,free] [--planners ...] [--time-limit 60] [--only PART]
+[--markdown FILE]``
 
 Nodes of eight V100-16GB, costs from the analytic estimate, all planners on the same input
 and judged by the same simulator. Three parts:
@@ -23,10 +24,12 @@ cell, and cells that it already holds are not run again, so that long runs can b
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -196,7 +199,7 @@ def same_graph(cell: Cell, item: Compared) -> ComparisonRow | None:
     )
 
 
-def ablations(args: argparse.Namespace) -> Iterator[ComparisonRow]:
+def ablations() -> Iterator[ComparisonRow]:
     """Branches at a fixed size, and micro-batch sizes, graph against sequence."""
     devices = 8
     cluster = Cell("", devices, 1, True).cluster
@@ -262,16 +265,89 @@ def summary(rows: Sequence[ComparisonRow]) -> None:
             print(f"  {name:16} {places[0]} to {places[1]}; below 1 in {below} of {len(mine)}")
 
 
+def page(rows: Sequence[ComparisonRow]) -> str:
+    """The rows as a page of the documentation: a table a model, then search times."""
+    command = "python benchmarks/planner.py --json planner.json --markdown planner.md"
+    lines = [
+        "# Plans and search times",
+        "",
+        f"Made by `{command}` on {date.today().isoformat()}, {platform.machine()}, Python "
+        f"{platform.python_version()}. Search times are CPU seconds.",
+        "",
+        f"Nodes of {PER_NODE} {DEVICE}; throughput is simulated. A column named after a planner is "
+        "our throughput over its. `*`: it got a graph with its chains fused; `-`: it has no plan "
+        "that fits. *gap* is our iteration time above the lower bound, *peak* the fullest device.",
+    ]
+    plain = [row for row in rows if not row.variant.startswith((SAME_GRAPH, ABLATION))]
+    names = [name for name in PLANNERS[1:] if any(row.planner == name for row in plain)]
+    for model in dict.fromkeys(row.model for row in plain):
+        head = ["devices", "B", "memory", "samples/s", "gap", "bubble", "peak", "search", *names]
+        lines += ["", f"## {model}", "", _line(head), _line(["---:"] * len(head))]
+        for ours in (row for row in plain if row.model == model and row.planner == OURS):
+            key = (ours.devices, ours.batch_size, ours.memory_bytes)
+            others = {
+                row.planner: row
+                for row in plain
+                if row.model == model and (row.devices, row.batch_size, row.memory_bytes) == key
+            }
+            limited = "limited" if ours.memory_bytes < FREE_MEMORY else "free"
+            figures = [
+                f"{ours.throughput or 0:.0f}",
+                f"{ours.lower_bound_gap or 0:.1%}",
+                f"{ours.bubble or 0:.1%}",
+                f"{(ours.peak_memory_bytes or 0) / 2**30:.1f} GiB",
+                f"{ours.search_seconds or 0:.2f} s",
+            ]
+            ratios = [_ratio(others.get(name)) for name in names]
+            lines.append(_line([str(key[0]), str(key[1]), limited, *figures, *ratios]))
+    same = [row for row in rows if row.variant.startswith(SAME_GRAPH)]
+    if same:
+        lines += ["", "## Search on the identical graph", ""]
+        lines += [_line(["model", "devices", "units", "theirs", "ours", ""])]
+        lines += [_line(["---", "---:", "---:", "---", "---:", "---"])]
+        for row in same:
+            theirs = row.variant.removeprefix(f"{SAME_GRAPH}: ")
+            spent = f"{row.search_seconds or 0:.3f} s"
+            cells = [row.model, str(row.devices), str(row.units), theirs, spent, row.note]
+            lines.append(_line(cells))
+    swept = [row for row in rows if row.variant.startswith(ABLATION)]
+    if swept:
+        lines += ["", "## Graph against sequence, one copy, no replicas", ""]
+        lines += [_line(["model", "micro-batch", "family", "ms", "bubble", "depth", "peak"])]
+        lines += [_line(["---", "---:", "---", "---:", "---:", "---:", "---:"])]
+        for row in swept:
+            figures = [
+                f"{(row.iteration_ns or 0) / 1e6:.2f}",
+                f"{row.bubble or 0:.1%}",
+                str(row.depth),
+                f"{(row.peak_memory_bytes or 0) / 2**30:.1f} GiB",
+            ]
+            size = row.variant.rsplit(" ", 1)[1]
+            lines.append(_line([row.model, size, row.planner, *figures]))
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(row: ComparisonRow | None) -> str:
+    if row is None or row.ratio is None:
+        return "-"
+    return f"{row.ratio:.2f}{'*' if row.fused else ''}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="file of the rows; existing cells are kept")
+    parser.add_argument("--markdown", type=Path, help="file of a page with all rows")
     parser.add_argument("--models", type=_names, default=list(PER_DEVICE))
     parser.add_argument("--devices", type=_numbers, default=[4, 8, 16, 32])
     parser.add_argument("--fractions", type=_fractions, default=[1.0, 0.25])
     parser.add_argument("--memory", type=_memory, default=[True, False])
     parser.add_argument("--planners", type=_names, default=list(PLANNERS))
     parser.add_argument("--time-limit", type=float, default=60.0, help="CPU seconds a baseline")
-    parser.add_argument("--only", choices=["cells", "search", "ablations"])
+    parser.add_argument("--only", choices=["cells", "search", "ablations", "none"])
     args = parser.parse_args()
     rows: list[ComparisonRow] = []
     if args.json is not None and args.json.exists():
@@ -297,8 +373,10 @@ def main() -> None:
                 row = same_graph(cell, item)
                 keep([] if row is None else [row])
     if args.only in (None, "ablations"):
-        for row in ablations(args):
+        for row in ablations():
             keep([row])
+    if args.markdown is not None:
+        args.markdown.write_text(page(rows), encoding="utf-8")
 
 
 def _names(text: str) -> list[str]:
