@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from graphpipe.planner.estimate import estimate
 from graphpipe.planner.evaluate import Score, score
@@ -172,12 +173,21 @@ class Search:
         return Found(found.layout, result, found.point)
 
     def _schedule(self, seeds: list[Seed]) -> None:
-        """Schedules in the order of the estimates; stops where none can win any more."""
+        """Schedules in the order of the estimates, simple layouts and intricate ones in turns (the
+        estimates of intricate ones promise more than they keep); leaves out what cannot win."""
+        simple: list[Seed] = []
+        intricate: list[Seed] = []
         for seed in seeds:
+            structure = self.space.structure(seed.layout.assign, seed.layout.merged)
+            assert structure is not None
+            few = len(structure.stages) <= 1.5 * len(seed.layout.replicas)
+            (simple if few else intricate).append(seed)
+        turns = [s for pair in zip_longest(simple, intricate) for s in pair if s is not None]
+        for seed in turns:
             if self.best is not None and (
                 seed.estimate.iteration_ns >= self.best.score.iteration_ns
             ):
-                break
+                continue
             if not self._go_on() and self.best is not None:
                 return
             found = self._judge(seed.layout, seed.point)
