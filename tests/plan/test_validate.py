@@ -8,6 +8,7 @@ import pytest
 
 from graphpipe.cost.cluster import Cluster, Device
 from graphpipe.errors import GraphPipeError, PlanError, ScheduleError
+from graphpipe.graph.model_graph import BatchCondition
 from graphpipe.plan.assemble import StageChoice, assemble
 from graphpipe.plan.plan import Plan, ReduceGroup
 from graphpipe.plan.schedule import Schedule
@@ -260,3 +261,23 @@ def test_truncated_files_are_refused() -> None:
     for length in range(0, len(text) - 1, 211):
         with pytest.raises(GraphPipeError):
             Plan.from_json(text[:length])
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "micro_batch", "least", "smallest"),
+    [(8, 2, 3, 2), (9, 2, 2, 1), (8, 8, 9, 8)],
+)
+def test_micro_batches_that_an_op_does_not_accept_are_refused(
+    batch_size: int, micro_batch: int, least: int, smallest: int
+) -> None:
+    condition = BatchCondition(op="join", min_samples=least, message="join wants company")
+    graph = GRAPH.model_copy(update={"batch_conditions": (condition,)})
+    # The other stages hold no such op: their sizes do not matter.
+    choices = [*CHOICES[:2], StageChoice(("join", "loss"), micro_batch, 1, (2,))]
+    plan = assemble(graph, costs_of(GRAPH), cluster_of(4), choices, batch_size=batch_size)
+    with pytest.raises(PlanError, match="join wants company") as caught:
+        validate(plan, graph)
+    assert caught.value.got == smallest
+    assert "op 'join'" in str(caught.value)
+    enough = condition.model_copy(update={"min_samples": smallest})
+    validate(plan, GRAPH.model_copy(update={"batch_conditions": (enough,)}))

@@ -16,6 +16,7 @@ from graphpipe.plan.checks import check_schedule
 from graphpipe.plan.edges import cuts_of, edges_of_cuts, gradient_ops, input_signatures, listed
 from graphpipe.plan.in_flight import find_cycle
 from graphpipe.plan.memory import peak_memory
+from graphpipe.plan.ranges import copy_range
 from graphpipe.plan.stage import Stage, StageEdge
 from graphpipe.plan.stage_costs import parameters_by_rank, reduce_groups
 
@@ -63,7 +64,7 @@ def problems_of(plan: Plan, graph: ModelGraph | None = None) -> Iterator[PlanErr
             found = True
             yield error
     if graph is not None:
-        for of_graph in (_fingerprint, _ops, _derived):
+        for of_graph in (_fingerprint, _ops, _conditions, _derived):
             if of_graph is _derived and found:
                 break
             broken = False
@@ -291,6 +292,23 @@ def _ops(plan: Plan, graph: ModelGraph) -> Iterator[PlanError]:
     true_edges = edges_of_cuts(graph, cuts)
     if not any(True for _ in _edges(plan)):
         yield from _cycles_of(plan.stages, true_edges)
+
+
+def _conditions(plan: Plan, graph: ModelGraph) -> Iterator[PlanError]:
+    """Micro-batches that an op does not accept; the short last one counts."""
+    owned = {len(copy_range(copy, plan.copies, plan.batch_size)) for copy in range(plan.copies)}
+    for stage in plan.stages:
+        sizes = {min(stage.micro_batch, samples) for samples in owned}
+        sizes |= {samples % stage.micro_batch for samples in owned if samples % stage.micro_batch}
+        smallest = min(sizes)
+        for condition in graph.broken_conditions(stage.ops, smallest):
+            yield PlanError(
+                f"An op does not accept a micro-batch of this size: {condition.message}",
+                where=f"stage {stage.name!r}, op {condition.op!r}",
+                expected=f"at least {condition.min_samples} samples in every micro-batch",
+                got=smallest,
+                fix="Use a larger micro-batch for this stage, one that leaves no short rest",
+            )
 
 
 def _cycles_of(stages: Sequence[Stage], edges: Sequence[StageEdge]) -> Iterator[PlanError]:
