@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphpipe.errors import CaptureError, InputError, StageFailedError
+from graphpipe.errors import CaptureError, InputError, PlanError
 from graphpipe.graph.capture import capture
 from graphpipe.runtime.pipeline import Pipeline
 from tests.cases.models import (
@@ -92,12 +92,18 @@ def test_dropout_is_off_in_evaluation_and_evaluation_may_come_first() -> None:
     pipe.close()
 
 
-def test_batch_norm_over_one_value_is_torchs_own_error_with_the_place() -> None:
+def test_batch_norm_over_one_value_is_refused_with_torchs_own_message() -> None:
+    with pytest.raises(PlanError, match="more than 1 value per channel") as caught:
+        pipeline(load("a13_batchnorm"), 2, 1)
+    assert "at least 2 samples" in str(caught.value)
+
+
+def test_batch_norm_refuses_a_last_micro_batch_of_one_value_before_anything_runs() -> None:
     case = load("a13_batchnorm")
-    pipe = pipeline(case, 2, 1)
-    with pytest.raises(StageFailedError, match="more than 1 value per channel") as caught:
-        pipe.step(case.args, targets=case.targets)
-    assert "micro-batch" in str(caught.value)
+    pipe = pipeline(case, 2, 4)
+    with pytest.raises(InputError, match="more than 1 value per channel"):
+        pipe.step(case.args[0][:9], targets=case.targets[:9])
+    assert pipe.iterations == 0
     pipe.close()
 
 

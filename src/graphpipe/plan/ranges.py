@@ -34,3 +34,9 @@ def micro_batch_range(owned: SampleRange, micro_batch: int, index: int) -> Sampl
     """Samples of micro-batch number ``index`` of a stage, within the copy's ``owned`` range."""
     start = owned.start + index * micro_batch
     return SampleRange(start, min(start + micro_batch, owned.stop))
+
+
+def smallest_micro_batch(micro_batch: int, copies: int, batch_size: int) -> int:
+    """Samples of the shortest task of a stage: of the last one where sizes do not divide."""
+    owned = {len(copy_range(copy, copies, batch_size)) for copy in range(copies)} - {0}
+    return min(samples % micro_batch or min(micro_batch, samples) for samples in owned)

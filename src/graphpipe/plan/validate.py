@@ -16,7 +16,7 @@ from graphpipe.plan.checks import check_schedule
 from graphpipe.plan.edges import cuts_of, edges_of_cuts, gradient_ops, input_signatures, listed
 from graphpipe.plan.in_flight import find_cycle
 from graphpipe.plan.memory import peak_memory
-from graphpipe.plan.ranges import copy_range
+from graphpipe.plan.ranges import smallest_micro_batch
 from graphpipe.plan.stage import Stage, StageEdge
 from graphpipe.plan.stage_costs import parameters_by_rank, reduce_groups
 
@@ -296,11 +296,8 @@ def _ops(plan: Plan, graph: ModelGraph) -> Iterator[PlanError]:
 
 def _conditions(plan: Plan, graph: ModelGraph) -> Iterator[PlanError]:
     """Micro-batches that an op does not accept; the short last one counts."""
-    owned = {len(copy_range(copy, plan.copies, plan.batch_size)) for copy in range(plan.copies)}
     for stage in plan.stages:
-        sizes = {min(stage.micro_batch, samples) for samples in owned}
-        sizes |= {samples % stage.micro_batch for samples in owned if samples % stage.micro_batch}
-        smallest = min(sizes)
+        smallest = smallest_micro_batch(stage.micro_batch, plan.copies, plan.batch_size)
         for condition in graph.broken_conditions(stage.ops, smallest):
             yield PlanError(
                 f"An op does not accept a micro-batch of this size: {condition.message}",

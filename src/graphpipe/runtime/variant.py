@@ -13,14 +13,14 @@ from typing import Literal
 
 import torch
 
-from graphpipe.errors import RuntimeSetupError
+from graphpipe.errors import InputError, RuntimeSetupError
 from graphpipe.graph.cut import StageCut, partition_ops, stage_cut
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.graph.program import Program
 from graphpipe.plan.actions import ActionLists, Ordering, build_actions
 from graphpipe.plan.edges import gradient_ops, stage_edges
 from graphpipe.plan.plan import Plan
-from graphpipe.plan.ranges import SampleRange, copy_range
+from graphpipe.plan.ranges import SampleRange, copy_range, smallest_micro_batch
 from graphpipe.plan.schedule import Schedule
 from graphpipe.runtime.losses import ancestors, counted_terms
 from graphpipe.runtime.rank_compiler import Compiler
@@ -133,12 +133,24 @@ class Variant:
         }
 
     def check_batch(self, batch_size: int) -> None:
-        """Refuses a mini-batch for which a loss term cannot be exact.
+        """Refuses a mini-batch that an op does not accept, or whose loss cannot be exact.
 
         Raises:
+            InputError: if the short last micro-batch of a stage is too small for an op.
             RuntimeSetupError: naming the stage whose term is divided by a count that is only
                 known after the forwards of the whole mini-batch.
         """
+        for number, stage in enumerate(self.plan.stages):
+            smallest = smallest_micro_batch(stage.micro_batch, self.plan.copies, batch_size)
+            for condition in self.graph.broken_conditions(stage.ops, smallest):
+                raise InputError(
+                    f"The last micro-batch is too small for an op: {condition.message}",
+                    where=f"stage {number} ({stage.name}), op {condition.op}, mini-batch of "
+                    f"{batch_size} samples in micro-batches of {stage.micro_batch}",
+                    expected=f"at least {condition.min_samples} samples in every micro-batch",
+                    got=smallest,
+                    fix="Leave this mini-batch out (drop_last), or fill it up",
+                )
         for term, count in self._late_counts().items():
             number = self.term_stage(term)
             stage = self.plan.stages[number]
