@@ -47,6 +47,8 @@ def halves(made: Example, step: int) -> Example:
             return value.roll(step, 0)
         if isinstance(value, dict):
             return {key: roll(item) for key, item in value.items()}
+        if value is None:
+            return None
         return tuple(roll(item) for item in value)
 
     return Example(made.model, roll(made.args), roll(made.targets), made.loss_fn, roll(made.kwargs))

@@ -372,3 +372,64 @@ def test_another_world_size_is_refused_with_the_same_words_on_every_rank() -> No
     texts = launch(_wrong_world, 2, timeout=20, threads=1, method="fork")
     assert texts[0] == texts[1]
     assert "Expected 3 processes" in texts[0]
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1.0)
+        return self.layer(x) + self.calls
+
+
+def test_what_an_evaluation_leaves_in_a_buffer_stays() -> None:
+    model, x, labels = Counting(), torch.randn(4, 4), torch.randint(0, 3, (4,))
+    graph = capture(model, (x,), targets=labels, loss_fn=cross_entropy)
+    plan = manual_plan(graph, [Part("layer", 4)], batch_size=4)
+    pipe = Pipeline(model, plan, cross_entropy, sgd, graph=graph, transport="in_process")
+    for run in (pipe.step, pipe.eval_step, pipe.step, pipe.eval_step):
+        run((x,), targets=labels)
+    assert pipe.state_dict()["calls"].tolist() == [4.0] * 3
+
+
+class Late(nn.Module):
+    """An optional first stage, so that the stages of the variant without it have other numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = nn.Linear(3, 4), nn.Linear(3, 4)
+        self.deep, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, image: torch.Tensor | None = None) -> torch.Tensor:
+        h = self.deep(self.text(x).tanh())
+        return self.head(h if image is None else h + self.image(image))
+
+
+def test_gradients_are_summed_after_the_last_backward_of_a_variant() -> None:
+    torch.manual_seed(0)
+    model, x, image, labels = (
+        Late(),
+        torch.randn(6, 3),
+        torch.randn(6, 3),
+        torch.randint(0, 3, (6,)),
+    )
+    graph = capture(model, (x,), {"image": image}, targets=labels, loss_fn=cross_entropy)
+    # The first rank hosts two stages, and shares the parameters of one with another rank.
+    parts = [Part("image", 2, (2,)), Part("text", 2, (0, 1), 2), Part("deep", 2, (0,)),
+             Part("head", 2, (3,))]  # fmt: skip
+    plan = manual_plan(graph, parts, batch_size=6)
+    pipe = Pipeline(
+        model, plan, cross_entropy, sgd, graph=graph, transport="in_process", variants="capture"
+    )
+    pipe.step((x,), targets=labels)
+    cross_entropy(model(x), labels).backward()
+    for name, parameter in pipe.named_parameters():
+        want = model.get_parameter(name).grad
+        assert (parameter.grad is None) == (want is None)
+        if want is not None:
+            torch.testing.assert_close(parameter.grad, want)

@@ -24,6 +24,11 @@ STALLED_EXIT_CODE = 75
 """Exit code of a process that its watchdog ended."""
 
 
+def _prefix() -> str:
+    """One board for each attempt of an elastic run."""
+    return f"graphpipe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
 class PeerLostError(RuntimeError):
     """A transfer failed because another rank ended or stalled: never the first cause."""
 
@@ -49,8 +54,7 @@ class FailureBoard:
             store = TCPStore(address, int(port), is_master=False, timeout=timedelta(seconds=10))
         except (RuntimeError, ValueError):
             return cls(None)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return cls(PrefixStore(f"graphpipe/{attempt}", store))
+        return cls.of(store)
 
     def report(self, message: str) -> None:
         """Writes ``message`` unless another failure is there already."""
@@ -60,6 +64,21 @@ class FailureBoard:
             self._store.compare_set(_KEY, "", message)
         except RuntimeError:  # the store went away with the launcher: nobody reads it any more
             self._store = None
+
+    @classmethod
+    def of(cls, store: Any) -> FailureBoard:
+        """The board that workers of a launcher with this store write to."""
+        return cls(PrefixStore(_prefix(), store))
+
+    def close(self) -> None:
+        """Lets the store go."""
+        self._store = None
+
+    def peek(self) -> str | None:
+        """The first failure if there is one by now."""
+        if self._store is None or not self._store.check([_KEY]):
+            return None
+        return self.first()
 
     def first(self, patience: float = 3.0) -> str | None:
         """The first failure, waiting for it up to ``patience`` seconds; None if none came."""

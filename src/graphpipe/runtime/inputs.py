@@ -1,7 +1,9 @@
 """Inputs that a rank does not read: it need not load them.
 
-A rank reads the inputs of its own stages only. For the others it may pass None, or let
-:func:`local_batches` drop them from the batches of a loader.
+A rank reads the inputs of its own stages only. In the place of the others it may pass tensors
+of the same shape and dtype on the meta device, or let :func:`local_batches` drop the values
+from the batches of a loader. (None would be ambiguous: it says that an input is missing, which
+may be another variant of the model, and all ranks must run the same.)
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from torch.utils import _pytree as pytree
 
 from graphpipe.errors import InputError
 from graphpipe.graph.model_graph import ModelGraph
-from graphpipe.runtime.rank_program import dtype_of
 
 _ROOTS = ("args", "kwargs", "targets")
 Batch = tuple[tuple[Any, ...], dict[str, Any], Any]
@@ -26,65 +27,53 @@ def path_of(keys: Any) -> str:
     return _ROOTS[keys[0].idx] + pytree.keystr(tuple(keys[1:]))
 
 
-def fill_absent(
-    graph: ModelGraph,
-    unread: Collection[str],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    targets: Any,
-    batch_size: int | None,
-) -> Batch:
-    """The call with stand-ins (meta tensors of the right shape) for inputs given as None.
+def check_loaded(
+    graph: ModelGraph, unread: Collection[str], values: Mapping[str, torch.Tensor]
+) -> None:
+    """Refuses an input that has a shape only, though a stage of this process reads it.
 
     Args:
         graph: The graph.
-        unread: Paths of the inputs that may be None.
-        args: Positional inputs.
-        kwargs: Keyword inputs.
-        targets: Targets.
-        batch_size: Samples, if given by the caller.
+        unread: Paths of the inputs that may be on the meta device.
+        values: Tensors by input name.
 
     Raises:
-        InputError: if nothing says how many samples there are, or they disagree.
+        InputError: naming the inputs.
     """
-    whole: Batch = (args, dict(kwargs), targets)
-    by_path = {item.path: item for item in graph.inputs}
-    leaves, spec = pytree.tree_flatten_with_path(whole, is_leaf=lambda value: value is None)
     absent = [
-        i
-        for i, (keys, value) in enumerate(leaves)
-        if value is None and path_of(keys) in unread and path_of(keys) in by_path
+        item.path for item in graph.inputs if values[item.name].is_meta and item.path not in unread
     ]
-    if not absent:
-        return whole
-    samples = batch_size
-    for keys, value in leaves:
-        item = by_path.get(path_of(keys))
-        if samples is None and item is not None and item.per_sample and value is not None:
-            samples = value.shape[0] // (item.spec.rows_per_sample or 1)
-    if samples is None:
+    if absent:
         raise InputError(
-            "Nothing says how many samples the mini-batch has",
-            where=", ".join(path_of(leaves[i][0]) for i in absent),
-            expected="at least one per-sample input, or batch_size=...",
-            fix="Pass batch_size on ranks that read no input",
+            "An input has no values, but a stage of this rank reads it",
+            where=", ".join(absent),
+            expected="a tensor with values",
+            got="a tensor on the meta device",
+            fix="Leave out no more than Pipeline.unread_inputs names",
         )
-    values = [value for _, value in leaves]
-    for i in absent:
-        spec_of = by_path[path_of(leaves[i][0])].spec
-        values[i] = torch.empty(
-            spec_of.concrete_shape(samples), dtype=dtype_of(spec_of.dtype), device="meta"
-        )
-    filled: Batch = pytree.tree_unflatten(values, spec)
-    return filled
+
+
+def shape_only(batch: Batch) -> Batch:
+    """``batch`` with its tensors on the meta device."""
+    made: Batch = pytree.tree_map_only(torch.Tensor, _without_values, batch)
+    return made
 
 
 def keep_local(batch: Batch, unread: Collection[str]) -> Batch:
-    """``batch`` with None in the place of the inputs in ``unread`` (paths)."""
+    """``batch`` with meta tensors in the place of the inputs in ``unread`` (paths)."""
     leaves, spec = pytree.tree_flatten_with_path(batch)
-    values = [None if path_of(keys) in unread else value for keys, value in leaves]
+    values = [
+        _without_values(value)
+        if isinstance(value, torch.Tensor) and path_of(keys) in unread
+        else value
+        for keys, value in leaves
+    ]
     kept: Batch = pytree.tree_unflatten(values, spec)
     return kept
+
+
+def _without_values(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(value, device="meta")
 
 
 def local_batches(

@@ -8,6 +8,7 @@ fork, for functions that cannot be pickled): 16 ranks start in a fraction of a s
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -28,7 +29,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from graphpipe.errors import GraphPipeError, StageFailedError
-from graphpipe.runtime.failures import FailureBoard, PeerLostError
+from graphpipe.runtime.failures import STALLED_EXIT_CODE, FailureBoard, PeerLostError
 
 _GRACE_SECONDS = 3.0
 """How long to wait for the real cause after a rank only lost contact with another one."""
@@ -80,6 +81,7 @@ def launch(
     # The store lives in this process, so it outlives every worker.
     limit = timedelta(seconds=timeout)
     store = TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
+    board = FailureBoard.of(store)
     workers: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
@@ -95,11 +97,14 @@ def launch(
             theirs.close()
             workers.append(process)
             pipes.append(mine)
-        return _collect(workers, pipes)
+        return _collect(workers, pipes, board)
     finally:
         _end(workers)
         for pipe in pipes:
             pipe.close()
+        # The traceback of an error keeps this frame; the store must not live as long.
+        board.close()
+        del store
 
 
 def _work(
@@ -113,6 +118,9 @@ def _work(
     args: tuple[Any, ...],
 ) -> None:
     """The life of a worker; its last message is ("result", value) or ("error", ...)."""
+    # What a fork inherited must never be destroyed here: a store of the launcher's, say, would
+    # wait in its destructor for a thread that this process does not have.
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to end
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
@@ -168,7 +176,9 @@ def _describe(rank: int, error: BaseException) -> bytes:
     return pickle.dumps(("error", cause, shown, notes))
 
 
-def _collect(workers: Sequence[BaseProcess], pipes: Sequence[Connection]) -> list[Any]:
+def _collect(
+    workers: Sequence[BaseProcess], pipes: Sequence[Connection], board: FailureBoard
+) -> list[Any]:
     """Waits for all results, or for the first real failure."""
     results: list[Any] = [None] * len(workers)
     open_ranks = set(range(len(workers)))
@@ -183,7 +193,7 @@ def _collect(workers: Sequence[BaseProcess], pipes: Sequence[Connection]) -> lis
             if pipes[rank] not in ready:
                 continue
             open_ranks.discard(rank)
-            outcome = _outcome(rank, workers[rank], pipes[rank])
+            outcome = _outcome(rank, workers[rank], pipes[rank], board)
             if not isinstance(outcome, _Failure):
                 results[rank] = outcome
                 continue
@@ -197,13 +207,16 @@ def _collect(workers: Sequence[BaseProcess], pipes: Sequence[Connection]) -> lis
     return results
 
 
-def _outcome(rank: int, worker: BaseProcess, pipe: Connection) -> Any:
+def _outcome(rank: int, worker: BaseProcess, pipe: Connection, board: FailureBoard) -> Any:
     """A worker's result, or its :class:`_Failure`."""
     try:
         message = pickle.loads(pipe.recv_bytes())
     except EOFError:
         worker.join(_TERM_SECONDS)
         code = worker.exitcode
+        said = board.peek()
+        if code == STALLED_EXIT_CODE and said is not None:
+            return _Failure(rank, True, StageFailedError(said))
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         else:

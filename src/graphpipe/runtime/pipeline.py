@@ -187,17 +187,15 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None = None,
         *,
         targets: Any = None,
-        batch_size: int | None = None,
     ) -> torch.Tensor:
         """Trains on one mini-batch.
 
         Args:
             args: Positional inputs of the model (or the only one): the whole mini-batch, on
-                every rank.
+                every rank. An input that this process does not read (:attr:`unread_inputs`)
+                may be a tensor of its shape on the meta device, so that no rank need load it.
             kwargs: Keyword inputs of the model.
             targets: Second argument of the loss function.
-            batch_size: Samples, on a rank that is given no per-sample input; inputs that this
-                process does not read (:attr:`unread_inputs`) may be None.
 
         Returns:
             The mini-batch's loss, the same on every rank.
@@ -206,7 +204,7 @@ class Pipeline:
             InputError: if the inputs are not those of the capture; nothing has been sent then.
             StageFailedError: if a task failed.
         """
-        loss, _ = self._train(args, kwargs, targets, batch_size, 1.0, update=True)
+        loss, _ = self._train(args, kwargs, targets, 1.0, update=True)
         return loss
 
     def accumulate(
@@ -215,7 +213,6 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None = None,
         *,
         targets: Any = None,
-        batch_size: int | None = None,
         factor: float = 1.0,
     ) -> torch.Tensor:
         """Adds ``factor`` times the gradient of one mini-batch; :meth:`update` uses the sum.
@@ -223,7 +220,7 @@ class Pipeline:
         Returns:
             The mini-batch's loss (without ``factor``), the same on every rank.
         """
-        loss, _ = self._train(args, kwargs, targets, batch_size, factor, update=False)
+        loss, _ = self._train(args, kwargs, targets, factor, update=False)
         return loss
 
     def update(self) -> None:
@@ -237,10 +234,9 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None = None,
         *,
         targets: Any = None,
-        batch_size: int | None = None,
     ) -> tuple[torch.Tensor, Timeline]:
         """:meth:`step`, and when every task of every rank ran."""
-        loss, records = self._train(args, kwargs, targets, batch_size, 1.0, update=True, trace=True)
+        loss, records = self._train(args, kwargs, targets, 1.0, update=True, trace=True)
         return loss, measured_timeline(self.plan, records)
 
     def _train(
@@ -248,13 +244,12 @@ class Pipeline:
         args: Sequence[Any] | torch.Tensor,
         kwargs: Mapping[str, Any] | None,
         targets: Any,
-        batch_size: int | None,
         factor: float,
         *,
         update: bool,
         trace: bool = False,
     ) -> tuple[torch.Tensor, Any]:
-        variant, leaves, samples = self._variants.bind("train", args, kwargs, targets, batch_size)
+        variant, leaves, samples = self._variants.bind("train", args, kwargs, targets)
         variant.check_batch(samples)
         fresh = not self._accumulated
         programs = [
@@ -316,10 +311,9 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None = None,
         *,
         targets: Any = None,
-        batch_size: int | None = None,
     ) -> torch.Tensor:
         """The loss of one mini-batch in evaluation mode, the same on every rank."""
-        variant, leaves, samples = self._variants.bind("loss", args, kwargs, targets, batch_size)
+        variant, leaves, samples = self._variants.bind("loss", args, kwargs, targets)
         variant.check_batch(samples)
         outcomes = self._drive(
             [worker.run(variant, leaves, samples, self.iterations) for worker in self.workers]

@@ -19,7 +19,7 @@ from graphpipe.plan.actions import Ordering
 from graphpipe.plan.plan import InputSignature, Plan
 from graphpipe.plan.validate import validate
 from graphpipe.runtime.autocast_types import with_autocast_types
-from graphpipe.runtime.inputs import fill_absent, path_of
+from graphpipe.runtime.inputs import check_loaded, path_of, shape_only
 from graphpipe.runtime.rank_program import dtype_of
 from graphpipe.runtime.variant import Purpose, Variant, map_plan
 
@@ -91,12 +91,11 @@ class VariantCache:
         args: Sequence[Any] | torch.Tensor,
         kwargs: Mapping[str, Any] | None,
         targets: Any,
-        batch_size: int | None = None,
     ) -> tuple[Variant, list[Any], int]:
         """The variant for a call, the values of its inputs, and the number of samples.
 
-        Inputs that no stage of this process reads may be None. ``batch_size`` is needed where
-        nothing else says how many samples there are.
+        Inputs that no stage of this process reads may be on the meta device: every process
+        sees the same structure and shapes, so all choose the same variant.
 
         Raises:
             InputError: if the inputs are not those of the capture.
@@ -106,13 +105,13 @@ class VariantCache:
         refusal: InputError | None = None
         for variant in known:
             try:
-                return self._bind_to(variant, given, kwargs, targets, batch_size)
+                return self._bind_to(variant, given, kwargs, targets)
             except InputError as error:
                 refusal = refusal or error
         if refusal is not None and not self._capture_new:
             raise refusal
         known.append(self._capture_variant(purpose, given, kwargs, targets))
-        return self._bind_to(known[-1], given, kwargs, targets, batch_size)
+        return self._bind_to(known[-1], given, kwargs, targets)
 
     def _bind_to(
         self,
@@ -120,11 +119,10 @@ class VariantCache:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any] | None,
         targets: Any,
-        batch_size: int | None,
     ) -> tuple[Variant, list[Any], int]:
         graph = variant.graph
-        filled = fill_absent(graph, self.unread(variant), args, kwargs or {}, targets, batch_size)
-        found, samples = bind_inputs(graph, variant.program, *filled)
+        found, samples = bind_inputs(graph, variant.program, args, kwargs or {}, targets)
+        check_loaded(graph, self.unread(variant), found)
         return variant, [found[item.name] for item in graph.inputs], samples
 
     def unread(self, variant: Variant) -> set[str]:
@@ -140,6 +138,8 @@ class VariantCache:
         targets: Any,
     ) -> Variant:
         args, kwargs, targets = _at_least_two(self._graph, args, kwargs or {}, targets)
+        # Some ranks have no more than shapes, and all must capture the same.
+        args, kwargs, targets = shape_only((tuple(args), dict(kwargs), targets))
         with_loss = purpose != "predict"
         graph = capture(
             self._model,

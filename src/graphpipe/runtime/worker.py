@@ -227,7 +227,8 @@ class Worker:
 
         Args:
             variant: What to run.
-            leaves: Values of the graph inputs; those that this rank does not read may be None.
+            leaves: Values of the graph inputs; those that this rank does not read may
+                be on the meta device.
             batch_size: Samples of the mini-batch.
             step: For seeding.
             factor: Factor on the gradients (not on the reported loss).
@@ -256,14 +257,15 @@ class Worker:
         if reduce:
             self._reducer.begin()
             if self.options.overlap:
-                iteration.after_backward = self._reducer.after_backward
+                # The reducer knows the stages of the variant that was planned.
+                origin = variant.origin
+                iteration.after_backward = lambda s: self._reducer.after_backward(origin[s])
         start = time.monotonic_ns()
         yield from executor.run(iteration)
         if before is not None:
             self._generator.set_state(before)
         terms = yield from total_loss(self.rank, self._transport, len(weights), iteration.losses)
-        if variant.training:
-            yield from self._share_buffers(variant)
+        yield from self._share_buffers(variant)
         return Outcome(terms, iteration.results, iteration.records, start)
 
     def _weights(
