@@ -27,7 +27,7 @@ def test_the_page_and_its_companions_are_written(plan_file: Path) -> None:
     assert "The bottleneck is device 0" in done.stdout
     assert "Wrote report.html, s.csv, t.svg." in done.stderr
     page = Path("report.html").read_text(encoding="utf-8")
-    assert '"measured":true' in page
+    assert '"label":"Measured"' in page
     assert Path("s.csv").read_text(encoding="utf-8").startswith("0F0,0F1")
     assert Path("t.svg").read_text(encoding="utf-8").startswith("<svg")
 

@@ -65,9 +65,17 @@ def test_what_the_analysis_finds_agrees_with_the_plans_prediction() -> None:
 def test_a_measured_timeline_is_the_second_and_has_no_memory() -> None:
     plan, timeline = factory.two_towers()
     data = report_data(plan, timeline, factory.measured_of(timeline), ())
-    assert [each["measured"] for each in data["timelines"]] == [False, True]
+    assert [each["label"] for each in data["timelines"]] == ["Predicted", "Measured"]
     assert data["timelines"][1]["memory"] == []
     assert len(data["words_measured"]) == 3
+
+
+def test_an_emulated_timeline_is_called_so() -> None:
+    plan, timeline = factory.two_towers()
+    emulated = timeline.model_copy(update={"network": "channel"})
+    data = report_data(plan, timeline, emulated, ())
+    assert [each["label"] for each in data["timelines"]] == ["Predicted", "Emulated"]
+    assert ", emulated " in data["words_measured"][0]
 
 
 def test_edges_sum_their_tensors_and_the_depth_is_the_longest_path() -> None:

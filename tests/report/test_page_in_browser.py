@@ -82,6 +82,10 @@ def test_it_loads_without_a_word_on_the_console(chromium: Any, tmp_path: Path) -
     measured = factory.measured_of(timeline)
     open_page(chromium, tmp_path / "r.html", plan, timeline, measured=measured, comparison=ROWS)
     path = screenshot(chromium, "report")
+    assert [text.split()[0] for text in texts(chromium, ".timeline h3")] == [
+        "Predicted",
+        "Measured",
+    ]
     assert path.stat().st_size > 50_000
     assert errors(chromium) == []
 

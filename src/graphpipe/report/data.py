@@ -16,7 +16,7 @@ from graphpipe.plan.stage import Stage, StageEdge
 from graphpipe.plan.stage_graph import depth
 from graphpipe.planner.compare import ComparisonRow
 from graphpipe.report.analysis import bubble, busiest, device_uses, recompute_ns
-from graphpipe.report.words import describe, describe_measured
+from graphpipe.report.words import describe, describe_measured, source_of
 from graphpipe.simulate.memory import memory_curves
 from graphpipe.simulate.timeline import Event, Timeline, Transfer
 
@@ -33,9 +33,9 @@ def report_data(
     comparison: Sequence[ComparisonRow],
 ) -> Json:
     """Everything that the page shows; times in nanoseconds, sizes in bytes."""
-    timelines = [_timeline(plan, timeline)]
+    timelines = [_timeline(plan, timeline, "Predicted")]
     if measured is not None:
-        timelines.append(_timeline(plan, measured))
+        timelines.append(_timeline(plan, measured, source_of(measured).capitalize()))
     return {
         "model": plan.model,
         "planner": plan.planner,
@@ -129,12 +129,11 @@ def _input(plan: Plan, index: int) -> Json:
     }
 
 
-def _timeline(plan: Plan, timeline: Timeline) -> Json:
+def _timeline(plan: Plan, timeline: Timeline, label: str) -> Json:
     uses = device_uses(plan, timeline)
-    curves = () if timeline.network == "measured" else memory_curves(plan, timeline)
+    curves = memory_curves(plan, timeline) if label == "Predicted" else ()
     return {
-        "measured": timeline.network == "measured",
-        "network": timeline.network,
+        "label": label,
         "iteration_ns": timeline.iteration_ns,
         "bubble": bubble(uses, timeline.iteration_ns),
         "bottleneck": busiest(uses).rank,

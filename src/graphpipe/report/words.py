@@ -33,15 +33,20 @@ def describe_measured(plan: Plan, predicted: Timeline, measured: Timeline) -> tu
     )
 
 
+def source_of(timeline: Timeline) -> str:
+    """Where a timeline that is set beside the predicted one comes from."""
+    return "measured" if timeline.network == "measured" else "emulated"
+
+
 def _error(predicted: Timeline, measured: Timeline) -> str:
     if not measured.iteration_ns:
-        return "The measured iteration has no duration."
+        return f"The {source_of(measured)} iteration has no duration."
     error = predicted.iteration_ns / measured.iteration_ns - 1
     direction = "above" if error > 0 else "below"
     return (
-        f"Predicted {format_ns(predicted.iteration_ns)}, measured "
+        f"Predicted {format_ns(predicted.iteration_ns)}, {source_of(measured)} "
         f"{format_ns(measured.iteration_ns)}: the prediction is "
-        f"{format_percent(abs(error))} {direction} the measurement."
+        f"{format_percent(abs(error))} {direction} it."
     )
 
 

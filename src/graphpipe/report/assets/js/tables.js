@@ -25,10 +25,10 @@ GP.tables = (() => {
     const timeline = data.timelines[0];
     const tile = (label, value, note) => byId("tiles").append(make("div", { class: "tile" },
       make("dt", {}, label), make("dd", {}, value), make("dd", { class: "note" }, note)));
-    const measured = data.timelines[1];
-    tile("Iteration", time(timeline.iteration_ns), measured ? `measured ${time(measured.iteration_ns)}` : "predicted");
+    const other = data.timelines[1], word = other ? other.label.toLowerCase() : "";
+    tile("Iteration", time(timeline.iteration_ns), other ? `${word} ${time(other.iteration_ns)}` : "predicted");
     const rate = (ns) => (ns ? number((data.batch_size / ns) * 1e9) : "–");
-    tile("Samples a second", rate(timeline.iteration_ns), measured ? `measured ${rate(measured.iteration_ns)}` : "predicted");
+    tile("Samples a second", rate(timeline.iteration_ns), other ? `${word} ${rate(other.iteration_ns)}` : "predicted");
     tile("Bubble", percent(timeline.bubble), "idle share of the devices in use");
     const slowest = timeline.uses[timeline.bottleneck];
     tile("Bottleneck", `device ${timeline.bottleneck}`, `busy ${time(slowest.busy_ns)}`);
@@ -45,7 +45,7 @@ GP.tables = (() => {
 
   function words() {
     byId("words").append(...data.words.map((text) => make("li", {}, text)),
-      ...data.words_measured.map((text) => make("li", { class: "measured" }, `Measured: ${text}`)));
+      ...data.words_measured.map((text) => make("li", { class: "measured" }, `${data.timelines[1].label}: ${text}`)));
     byId("notes").append(...data.notes.map((text) => make("p", { class: "note-box" }, text)));
   }
 
@@ -102,7 +102,7 @@ GP.tables = (() => {
         ...(timeline.peak_memory.length ? [["Peak memory", "", (u) => bytes(timeline.peak_memory[u.rank])]] : []),
         ["Capacity", "", (u) => bytes(data.devices[u.rank].memory)],
       ];
-      if (data.timelines.length > 1) byId("devices").append(make("h3", {}, timeline.measured ? "Measured" : "Predicted"));
+      if (data.timelines.length > 1) byId("devices").append(make("h3", {}, timeline.label));
       byId("devices").append(table(columns, uses, (u) => ({ "data-rank": u.rank })));
     }
   }

@@ -26,7 +26,7 @@ GP.timeline = (() => {
   }
 
   function addChart(timeline, index) {
-    const name = timeline.measured ? "Measured" : "Predicted";
+    const name = timeline.label;
     const summary = `${name} timeline: ${GP.format.time(timeline.iteration_ns)} on ${GP.format.count(data.world_size, "device")}, `
       + `bubble ${GP.format.percent(timeline.bubble)}. The table of devices has the same times as numbers.`;
     const canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": summary, "data-timeline": index });
