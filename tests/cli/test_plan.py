@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphpipe import Plan
+from graphpipe import ModelGraph, Plan
 from tests.cli.helpers import Files, fail, run, run_json
 
 COSTS = {
@@ -44,6 +44,26 @@ def test_plan_of_a_cost_graph(tmp_path: Path) -> None:
     assert sorted(op for stage in found["stages"] for op in stage["ops"]) == list("abcd")
 
 
+def test_demands(files: Files) -> None:
+    words = ("--pin", "left=1", "--pin", "right=0", "--together", "left", "-m", "4")
+    plan = run_json("plan", files.graph, "--device", "cpu-core", "-n", 2, "-b", 8, *words)
+    graph = ModelGraph.load(files.graph)
+    device = {}
+    for stage in plan["stages"]:
+        for op in stage["ops"]:
+            device[graph.op_by_name[op].module.split(".")[0]] = stage["devices"]
+        assert stage["micro_batch"] == 4
+    assert (device["left"], device["right"]) == ([1], [0])
+    kept = run_json("plan", files.graph, "--device", "cpu-core", "-n", 2, "-b", 8)
+    again = run_json(
+        *("plan", files.graph, "--device", "cpu-core", "-n", 2, "-b", 8, "--recompute", "on"),
+        "--no-replicas",
+    )
+    assert not any(stage["recompute"] for stage in kept["stages"])
+    assert any(stage["recompute"] for stage in again["stages"])
+    assert {stage["replicas"] for stage in again["stages"]} == {1}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -58,6 +78,8 @@ def test_plan_of_a_cost_graph(tmp_path: Path) -> None:
             "larger than any device",
         ),
         (("GRAPH", "--device", "l4", "-n", "2"), "Give --batch-size"),
+        (("MODEL", "--device", "l4", "-n", "2", "--pin", "left"), "Not a name and a number"),
+        (("MODEL", "--device", "l4", "-n", "2", "--pin", "lift=0"), "'lift'"),
         (("zoo:mmtt", "--device", "l4", "-n", "2"), "Did you mean zoo:mmt"),
         (("--graph", "nowhere.json", "-n", "2"), "nowhere.json"),
     ],

@@ -63,3 +63,17 @@ def numbers(text: str, option: str) -> list[int]:
             "Not a list of numbers", where=option, expected="such as 4,8,16", got=repr(text)
         )
     return sorted({int(part) for part in parts})
+
+
+def assignment(text: str, option: str) -> tuple[str, int]:
+    """Name and number of a text such as ``vision.blocks=3``.
+
+    Raises:
+        InputError: If it is something else.
+    """
+    name, _, number = text.rpartition("=")
+    if not name or not number.isdecimal():
+        raise InputError(
+            "Not a name and a number", where=option, expected="such as vision=0", got=repr(text)
+        )
+    return name, int(number)

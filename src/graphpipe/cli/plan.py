@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from graphpipe.cli import options
 from graphpipe.cli.command import command
 from graphpipe.cli.output import Output, seconds
+
+
+class Recompute(StrEnum):
+    """Whether stages keep their inputs only and run their forward again in the backward."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+
+class Coupled(StrEnum):
+    """What a loss that mixes the samples of a mini-batch sees."""
+
+    mini_batch = "mini_batch"
+    micro_batch = "micro_batch"
+
+
+_RECOMPUTE: dict[Recompute, bool | Literal["auto"]] = {
+    Recompute.auto: "auto",
+    Recompute.on: True,
+    Recompute.off: False,
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -45,6 +68,32 @@ def plan(
     ] = None,
     optimizer: options.Optimizer = "adamw",
     precision: options.Precision = "fp32",
+    recompute: Annotated[
+        Recompute,
+        typer.Option(help="auto: where memory asks for it; on: in every stage; off: nowhere."),
+    ] = Recompute.auto,
+    coupled: Annotated[
+        Coupled,
+        typer.Option(
+            help="A loss that mixes samples runs on the whole mini-batch (exact), or per "
+            "micro-batch."
+        ),
+    ] = Coupled.mini_batch,
+    micro_batches: Annotated[
+        str | None,
+        typer.Option("--micro-batches", "-m", help="Samples of a task to try, such as 8,16."),
+    ] = None,
+    replicas: Annotated[
+        bool, typer.Option(help="Whether stages may be replicated over devices.")
+    ] = True,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=RANK", help="Run a module or operator on a device; repeat."),
+    ] = None,
+    together: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Cut nowhere through this module; repeat."),
+    ] = None,
     time_limit: Annotated[
         float | None,
         typer.Option("--time-limit", min=0, help="Stop searching after so many seconds."),
@@ -62,7 +111,9 @@ def plan(
       graphpipe plan zoo:mmt --device v100-16gb --devices 8 --batch-size 128 -o plan.json
       graphpipe plan my_model.py:job --cluster cluster.toml -b 4096
       graphpipe plan --graph profile.json --devices 8 --batch-size 256
+      graphpipe plan my_model.py:job --device l4 -n 4 --pin vision=0 --together text.layers.0
     """
+    from graphpipe.planner.constraints import Constraints
     from graphpipe.planner.search import plan as search
     from graphpipe.programs.planning import Hardware, Source
 
@@ -79,6 +130,16 @@ def plan(
             problem.costs,
             problem.cluster,
             batch_size=problem.batch_size,
+            recompute=_RECOMPUTE[recompute],
+            coupled=coupled.value,
+            micro_batches=None
+            if micro_batches is None
+            else options.numbers(micro_batches, "--micro-batches"),
+            replicas=replicas,
+            constraints=Constraints(
+                together=[[name] for name in together or ()],
+                pin=dict(options.assignment(text, "--pin") for text in pin or ()),
+            ),
             time_limit=time_limit,
             progress=lambda done, best: tick(done, note=f"best so far {seconds(best)}"),
         )
