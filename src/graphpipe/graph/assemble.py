@@ -79,7 +79,9 @@ class _Assembly:
         # A value that is both a term and an output, or an output twice, is one node.
         self._ops = [node for node in graph.nodes if self._is_op(node)]
         self._known = set(self._ops)
-        self._names: dict[int, str] = {}
+        # A mean divided by the batch once more mixes nothing, but is no sum over micro-batches.
+        self._coupled_terms = {t.node for t in captured.terms if t.reduction == "coupled"}
+        self._fleeting = self._of_changing_state()
 
     def _is_op(self, node: fx.Node) -> bool:
         if node.op not in ("call_function", "call_module"):
@@ -155,7 +157,7 @@ class _Assembly:
             output=self._spec(node) if single else None,
             requires_grad=any(value.requires_grad for value in seen.values),
             prep=prep,
-            coupled=node in flow.coupled,
+            coupled=node in flow.coupled or node in self._coupled_terms,
             random=self._is_random(node),
             crossable=single and self._crossable(node),
             group=None if prep else group,
@@ -202,6 +204,23 @@ class _Assembly:
                 result[node] = tuple(sorted(set(names)))
         return result
 
+    def _of_changing_state(self) -> frozenset[fx.Node]:
+        """Values without samples that follow a buffer which the forward changes.
+
+        They are not the same for every micro-batch, as other values without samples are.
+        """
+        changed = {name for names in self._changed_state().values() for name in names}
+        found: set[fx.Node] = set()
+        for node in self._c.normal.graph.nodes:
+            if node.op == "get_attr":
+                if str(node.target) in changed:
+                    found.add(node)
+            elif any(source in found for source in node.all_input_nodes):
+                flow = self._c.flow.flows.get(node)
+                if flow is not None and not flow.batched:
+                    found.add(node)
+        return frozenset(found)
+
     def _is_random(self, node: fx.Node) -> bool:
         if node.op == "call_module":
             return True
@@ -221,7 +240,7 @@ class _Assembly:
 
     def _crossable(self, node: fx.Node) -> bool:
         flow = self._c.flow.flows[node]
-        if self._run.nodes[node].values[0].dtype not in DTYPE_BYTES:
+        if self._run.nodes[node].values[0].dtype not in DTYPE_BYTES or node in self._fleeting:
             return False
         if flow.kind is Kind.FREE:
             return not flow.power

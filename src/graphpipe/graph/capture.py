@@ -191,6 +191,7 @@ class _Workshop:
         """Splits the loss and removes what nothing needs; returns the terms."""
         graph, normal = self._normal.graph, self._normal
         self._prune([*normal.losses, *normal.values])
+        self._name_returned_parameters()
         small = self._run(2)
         if self._protect_inputs(small) or self._drop_detached(small):
             small = self._run(2)
@@ -270,6 +271,14 @@ class _Workshop:
                 self._replace_roots(node, copy)
                 changed = True
         return changed
+
+    def _name_returned_parameters(self) -> None:
+        """Makes an op of a parameter that the model returns: outputs are ops or inputs."""
+        values, graph = self._normal.values, self._normal.graph
+        for node in {node for node in values if node.op == "get_attr"}:
+            with graph.inserting_after(node):
+                returned = graph.call_function(aten.alias.default, (node,))
+            values[:] = [returned if value is node else value for value in values]
 
     def _drop_detached(self, run: FakeRun) -> bool:
         """Removes a detach of what needs no gradient (most of those of no_grad regions)."""

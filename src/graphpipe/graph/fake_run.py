@@ -214,8 +214,9 @@ class _Run:
         observation = Observation(forward=recipe.forward, backward=recipe.backward)
         observation.saves = self._saves(node, recipe, given, outputs)
         observation.mutates = frozenset(given[i].storage for i in recipe.mutates)
-        if any(output.requires_grad for output in outputs):
-            self._differentiable |= observation.mutates
+        # Of what is written to, only what is returned as well (not running statistics).
+        changed = {output.storage for output in outputs if output.requires_grad}
+        self._differentiable |= observation.mutates & changed
         self._result.nodes[node] = observation
         rest = iter(outputs)
         values = [next(rest) if kind is None else kind[0] for kind in recipe.leaves]

@@ -49,7 +49,8 @@ def pointwise(call: Call) -> Result:
         if len(places) == len(batched):
             return same(MIXED, call)
         coupled = bool(sums or places) or power is None
-        return same(replace(where, power=power or 0), call, coupled=coupled)
+        # What mixes samples gives each of them a row of its own again.
+        return same(where if coupled else replace(where, power=power or 0), call, coupled=coupled)
     if sums:
         return same(total(power), call) if power is not None else mixed(call)
     if power is None:

@@ -218,8 +218,13 @@ def _term(
                 expected=f"reduction={inferred!r}, as its data flow shows",
                 got=repr(declared),
             )
-        term = Term(addend, declared)  # type: ignore[arg-type]
+        term = _as_declared(graph, addend, flow, declared)
     term.sign = sign
+    if term.node.op != "call_function":
+        # A parameter or an input is no op, and a term must be one.
+        leaves = [node for node in graph.nodes if node.op == "placeholder"]
+        with graph.inserting_after(addend if addend.op == "get_attr" else leaves[-1]):
+            term.node = graph.call_function(aten.alias.default, (addend,))
     if flow.dims[addend]:
         with graph.inserting_after(term.node):
             scalar = graph.call_function(aten.reshape.default, (term.node, []))
@@ -227,6 +232,21 @@ def _term(
         term.node = scalar
     for scale in scales:
         term.node = _scaled(graph, term.node, scale)
+    return term
+
+
+def _as_declared(graph: fx.Graph, addend: fx.Node, flow: DataFlow, declared: str) -> Term:
+    """The term with the reduction that the user wants."""
+    if declared != "sum_count":
+        return Term(addend, declared)  # type: ignore[arg-type]
+    term = _as_count(graph, addend, flow)
+    if term is None:
+        raise CaptureError(
+            "A loss is declared as a sum over a count, but it is no such quotient",
+            where=addend.name,
+            expected="sum / count, or a loss function that returns the pair (sum, count)",
+            got=f"a scalar that adds up as {_inferred(flow.flows[addend])!r}",
+        )
     return term
 
 
