@@ -177,8 +177,9 @@ class Executor:
             raise
         except Exception as error:
             raise self._failure(task, error) from error
-        if watchdog is not None:
-            watchdog.end()
+        finally:
+            if watchdog is not None:
+                watchdog.end()
         if iteration.trace:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
