@@ -28,10 +28,14 @@ GP.memory = (() => {
       make("div", { class: peak > capacity ? "peak over" : "peak" }, `peak ${bytes(peak)} of ${bytes(capacity)} (${percent(peak / capacity)})`));
     byId("memory").append(node);
     const card = { node, canvas, steps, rank, capacity, peak, fixed: data.devices[rank].static };
+    if (isSmall(card)) node.append(make("div", { class: "peak" }, "the capacity is above the chart"));
     canvas.addEventListener("mousemove", (event) => hover(card, event));
     canvas.addEventListener("mouseleave", hideTip);
     return card;
   }
+
+  // Where a twentieth of the capacity is used, a chart up to the capacity would show a line.
+  const isSmall = (card) => card.peak * 20 < card.capacity;
 
   // Index of the step in force at a time.
   const stepAt = (steps, at) => Math.max(0, d3.bisectRight(steps.times, at) - 1);
@@ -46,9 +50,10 @@ GP.memory = (() => {
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     const x = d3.scaleLinear(span, [0, width]);
-    const y = d3.scaleLinear([0, Math.max(capacity, peak) * 1.04], [height, 0]);
+    const top = isSmall(card) ? peak * 1.3 : Math.max(capacity, peak) * 1.04;
+    const y = d3.scaleLinear([0, top], [height, 0]);
     context.fillStyle = colour("--idle");
-    context.fillRect(0, y(capacity), width, height - y(capacity));
+    context.fillRect(0, Math.max(0, y(capacity)), width, height);
     context.fillStyle = colour("--activations");
     for (let pixel = 0; pixel < width; pixel += 1) {
       let level = 0;
