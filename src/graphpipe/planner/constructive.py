@@ -98,7 +98,7 @@ def cut(
     the order; a binary search finds the least t.
 
     Args:
-        order: Units in a topological order.
+        order: Units (all, or some of them) in a topological order.
         cost: For every part size r that may be used, the time of each unit (by number) on a
             part of r devices of speed 1, its share of the gradient reduction included.
         speeds: Speed of each device, in order; parts take devices from the left.
@@ -206,7 +206,7 @@ def _even(
         while start and furthest(start - 1, first[part], shape[part], limit) >= earliest[part + 1]:
             start -= 1
         earliest[part] = start
-    assign = [0] * count
+    assign = [0] * (max(order) + 1)
     strength = [size * speeds[first[p]] for p, size in enumerate(shape)]
     behind = sum(strength)
     at = 0
