@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ def is_exact(tree: Tree) -> bool:
     return True
 
 
-def decompose(predecessors: Sequence[Sequence[int]], weights: Sequence[float] | None = None) -> Tree:
+def decompose(
+    predecessors: Sequence[Sequence[int]], weights: Sequence[float] | None = None
+) -> Tree:
     """The series-parallel tree of a graph.
 
     Args:
@@ -190,7 +193,7 @@ class _Decomposition:
             if lowest >= p:
                 cuts.append(p)
         edges = [0, *reversed(cuts), len(region)]
-        return [region[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        return [region[a:b] for a, b in pairwise(edges)]
 
     def _least_cost_cut(self, region: list[int]) -> list[list[int]]:
         """Two halves in series, where that lengthens the critical path least.
