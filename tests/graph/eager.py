@@ -128,7 +128,7 @@ def values_of(graph: ModelGraph, batch: int, tensors: Mapping[str, torch.Tensor]
 
 def assert_rows_are_independent(
     graph: ModelGraph, tensors: Mapping[str, torch.Tensor], batch: int
-) -> int:  # noqa: E501
+) -> int:
     """Every value that may cross a boundary is the same whatever samples are together.
 
     Values that depend on a coupled or random op are left out. Returns how many were compared.

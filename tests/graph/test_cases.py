@@ -48,7 +48,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"a09_none_and_flags": {"not_per_sample": [
 @lru_cache
 def load(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, cases_dir() / "models" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

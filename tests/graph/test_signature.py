@@ -49,7 +49,7 @@ WEIGHT = torch.zeros(4)
 
 def read(
     *args: Any, targets: Any = None, options: dict[str, Any] | None = None, **kwargs: Any
-) -> Signature:  # noqa: E501
+) -> Signature:
     return read_signature(Flags(), args, kwargs, targets, **(options or {}))
 
 

@@ -422,9 +422,9 @@ class _Assembly:
         )
         graph.lint()
         leaves = []
-        values = iter(c.normal.values)
+        lists = iter(c.normal.lists)
         for kind, value in c.trace.output_leaves:
-            if kind == "value" and next(values).meta.get("every_sample"):
+            if kind == "value" and next(lists):
                 kind = "samples"
             if isinstance(value, torch.SymInt):
                 symbol = next(iter(value.node.expr.free_symbols))

@@ -13,7 +13,7 @@ import operator
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -69,9 +69,9 @@ class Normal:
         inputs: The placeholders of the signature's tensors, in order.
         losses: The addends of the loss.
         values: The tensors that the model returns.
+        lists: Whether the model returns a list with one tensor a sample in a value's place.
         constants: Lifted constants by their name in the graph.
         modules: Opaque modules and sub-graphs by their name in the graph.
-        sizes: Outputs of the model that are integers: place among the leaves -> node or int.
     """
 
     graph: fx.Graph
@@ -79,9 +79,9 @@ class Normal:
     inputs: list[fx.Node]
     losses: list[fx.Node]
     values: list[fx.Node]
+    lists: tuple[bool, ...]
     constants: dict[str, torch.Tensor]
     modules: dict[str, nn.Module]
-    meta: dict[fx.Node, Origin] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,12 +148,15 @@ class _Rewriter:
         result = self._inline(exported, environment, autocast=None, grad=True)
         flat = pytree.tree_leaves(result)
         count = len(self._trace.loss_names)
+        returned = pytree.tree_leaves(next(iter(reversed(exported.graph.nodes))).args)
+        assert len(returned) == len(flat)
         return Normal(
             self._graph,
             self._batch,
             inputs,
             flat[:count],
             flat[count:],
+            tuple(_is_stand_in([node]) for node in returned[count:]),
             self._constants,
             self._modules,
         )
@@ -235,7 +238,6 @@ class _Rewriter:
             target = call_under_autocast
         new = self._graph.create_node("call_function", target, tuple(args), kwargs, node.name)
         new.meta["origin"] = _origin(node)
-        new.meta["every_sample"] = node.target is torch.ops.graphpipe.every_sample.default
         return new
 
     def _region(
@@ -404,7 +406,8 @@ def _is_constant(node: Any) -> bool:
 
 def _is_stand_in(tensors: Any) -> bool:
     """Whether a concatenation has all samples of a batch as its one operand."""
-    return len(tensors) == 1 and tensors[0].target is torch.ops.graphpipe.every_sample.default
+    stand_in = torch.ops.graphpipe.every_sample.default
+    return len(tensors) == 1 and getattr(tensors[0], "target", None) is stand_in
 
 
 def _is_everything(args: tuple[Any, ...]) -> bool:

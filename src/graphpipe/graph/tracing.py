@@ -164,7 +164,7 @@ def _loss_addends(result: object) -> tuple[tuple[str, ...], list[torch.Tensor]]:
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             got = (
-                f"a tensor of shape {tuple(value.shape)}"
+                f"a tensor of shape ({', '.join(_size_text(size) for size in value.shape)})"
                 if isinstance(value, torch.Tensor)
                 else type(value).__name__
             )
@@ -176,6 +176,11 @@ def _loss_addends(result: object) -> tuple[tuple[str, ...], list[torch.Tensor]]:
                 fix="Reduce the loss over the batch, for instance with .mean()",
             )
     return names, [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _size_text(size: object) -> str:
+    """``b`` for the batch."""
+    return "b" if isinstance(size, torch.SymInt) else str(size)
 
 
 def _loss_in(output: object) -> torch.Tensor | None:
