@@ -148,7 +148,7 @@ def memory_lack(
     out: list[float] = []
     in_flight: tuple[int, ...] | None = None
     for part, stages in enumerate(structure.of_part):
-        room = min(space.memory[rank] for rank in ranks[part])
+        room = min(space.memory[rank] for rank in ranks[part]) - space.margin
         facts = [structure.facts[s] for s in stages]
         least = sum(fact.static for fact in facts)
         most = least + sum(

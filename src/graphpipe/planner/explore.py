@@ -18,7 +18,7 @@ from itertools import zip_longest
 from graphpipe.planner.estimate import estimate
 from graphpipe.planner.evaluate import Score, score
 from graphpipe.planner.layout import Layout
-from graphpipe.planner.refine import every_move, moved, packed, polish
+from graphpipe.planner.refine import every_move, moved, packed, polish, transfers
 from graphpipe.planner.seeds import (
     Freedom,
     Orders,
@@ -235,6 +235,12 @@ class Search:
                 yield from self._fitted(layout._replace(slack=slack), point)
         value = estimate(self.space, layout)
         if value is not None:
+            if max(layout.replicas) > 1:
+                for other in transfers(
+                    self.space, Seed(value, layout, point), self.freedom.replicas
+                ):
+                    for seed in self._fitted(other, point):
+                        yield polish(self.space, seed, _POLISH_STEPS // 2)
             for seed in moved(self.space, Seed(value, layout, point), _MOVED_PARTS):
                 self.judged += 1
                 yield seed

@@ -6,7 +6,8 @@ estimate. Which moves are worth an estimate is decided by arithmetic on the load
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from graphpipe.planner.estimate import Estimate, estimate
 from graphpipe.planner.layout import Layout
@@ -105,6 +106,62 @@ def moved(space: Space, seed: Seed, parts: int) -> Iterator[Seed]:
             value = estimate(space, candidate)
             if value is not None:
                 yield Seed(value, candidate, seed.point)
+
+
+def transfers(space: Space, seed: Seed, allowed: Collection[int]) -> Iterator[Layout]:
+    """Layouts in which the most loaded part has one device more, taken from one of the least
+    loaded parts (which shrinks, or hands its units to another), or from the idle ones."""
+    layout, load = seed.layout, seed.estimate.load
+    if space.pin:
+        return
+    parts = range(len(load))
+    worst = max(parts, key=lambda p: load[p])
+    more = layout.replicas[worst] + 1
+    if more not in allowed:
+        more = next((r for r in sorted(allowed) if r > more), 0)
+    if not more:
+        return
+    wanted = more - layout.replicas[worst]
+    idle = space.cluster.world_size // layout.copies - layout.devices
+    if idle >= wanted:
+        yield _resized(layout, {worst: more})
+        return
+    light = sorted((p for p in parts if p != worst), key=lambda p: load[p])[:4]
+    for part in light:
+        left = layout.replicas[part] - wanted
+        if left >= 1 and left in allowed:
+            yield _resized(layout, {worst: more, part: left})
+        elif left == 0:
+            for heir in light:
+                if heir != part:
+                    yield _without(_resized(layout, {worst: more}), part, heir)
+
+
+def _resized(layout: Layout, sizes: Mapping[int, int]) -> Layout:
+    """Parts with other numbers of devices; their micro-batches stay as they are."""
+    replicas = tuple(sizes.get(p, r) for p, r in enumerate(layout.replicas))
+    batches = layout.part_batch
+    if batches:
+        batches = tuple(
+            b // old * new for b, old, new in zip(batches, layout.replicas, replicas, strict=True)
+        )
+    return layout._replace(replicas=replicas, part_batch=batches, place=())
+
+
+def _without(layout: Layout, part: int, heir: int) -> Layout:
+    """A part's units are another's, and the part is gone."""
+    assign = [heir if p == part else p for p in layout.assign]
+
+    def drop(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*values[:part], *values[part + 1 :]) if values else values
+
+    return layout._replace(
+        replicas=drop(layout.replicas),
+        assign=tuple(p - (p > part) for p in assign),
+        part_batch=drop(layout.part_batch),
+        recompute=drop(layout.recompute),
+        place=(),
+    )
 
 
 def every_move(space: Space, layout: Layout) -> Iterator[Layout]:

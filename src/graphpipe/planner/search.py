@@ -25,6 +25,9 @@ DEFAULT_BUDGET = 1000
 
 _LEAST_USED = 0.8
 
+_MEMORY_ROUNDS = 6
+"""Searches, each with a larger margin, until a plan fits at its peak as well."""
+
 Progress = Callable[[int, float], None]
 
 
@@ -93,22 +96,31 @@ def plan(
         space, micro_batches, copies, replicas, recompute, families, stages, cluster.world_size
     )
     deadline = None if time_limit is None else time.monotonic() + time_limit
-    search = Search(
-        space,
-        freedom,
-        budget=budget,
-        stop=(lambda: False) if deadline is None else (lambda: time.monotonic() > deadline),
-        progress=progress,
-    )
-    if search.run() is None:
-        raise no_plan(space, search.best_lacking, recompute)
-    notes = []
-    if search.stopped:
-        notes.append(
-            f"The search was stopped at its time limit of {time_limit:g} s, after "
-            f"{search.judged} candidates."
-        )
-    return realise(space, finalists(search), notes=notes)
+    stop = (lambda: False) if deadline is None else (lambda: time.monotonic() > deadline)
+    for _ in range(_MEMORY_ROUNDS):
+        search = Search(space, freedom, budget=budget, stop=stop, progress=progress)
+        if search.run() is None:
+            break
+        notes = []
+        if search.stopped:
+            notes.append(
+                f"The search was stopped at its time limit of {time_limit:g} s, after "
+                f"{search.judged} candidates."
+            )
+        found = realise(space, finalists(search), notes=notes)
+        over = _over_memory(space, found)
+        if over <= 0:
+            return found
+        # Candidates are judged by an estimate, which leaves out what messages take.
+        space.margin += over
+    raise no_plan(space, search.best_lacking, recompute)
+
+
+def _over_memory(space: Space, found: Plan) -> float:
+    """Bytes by which a plan exceeds what it may use of a device, at its simulated peak."""
+    assert found.prediction is not None
+    peaks = found.prediction.peak_memory
+    return max(peak - room for peak, room in zip(peaks, space.memory, strict=True))
 
 
 def finalists(search: Search, count: int = 3) -> list[Found]:
@@ -238,7 +250,7 @@ def _freedom(
             )
     values = _copies(space, copies, world)
     if replicas is True:
-        usual = {1, 2, 3, 4, 6, 8, *((world,) if space.any_whole else ())}
+        usual = {1, 2, 3, 4, 5, 6, 8, *((world,) if space.any_whole else ())}
         sizes: tuple[int, ...] = tuple(sorted(r for r in usual if r <= world))
     elif replicas is False:
         sizes = (1,)

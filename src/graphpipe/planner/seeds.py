@@ -34,7 +34,7 @@ class Freedom(NamedTuple):
 
     copies: tuple[int, ...]
     micro_batches: tuple[int, ...] | None = None
-    replicas: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
+    replicas: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8)
     recompute: bool | str = "auto"
     families: tuple[str, ...] = ("graph", "chain")
     parts: int | None = None
@@ -147,14 +147,9 @@ def part_costs(space: Space, point: Plane, replicas: Iterable[int]) -> dict[int,
     for r in replicas:
         if r > point.devices:
             continue
-        if point.even:
-            if point.batch % r:
-                continue
-            size = point.batch // r
-        else:
-            size = point.batch
-            if r > 1 and size * r > samples:
-                continue
+        size = point.batch // r if point.even and point.batch % r == 0 else point.batch
+        if size < 1 or (size != point.batch // r and r > 1 and size * r > samples):
+            continue
         rounds = -(-samples // (size * r))
         forward, backward = units.times(fastest, size)
         ranks = tuple(rank for slot in slots[-r:] for rank in slot)

@@ -77,6 +77,8 @@ class Space:
             it has to see the whole mini-batch (a loss that couples all samples): its stage
             then has one replica, and the plan one copy.
         pin: Rank that a unit must be on; the plan then has one copy.
+        margin: Bytes of each device to leave free: what the estimate of memory does not count
+            (messages under way). ``memory`` is unchanged by it.
         ways: A memo of :mod:`graphpipe.planner.seeds`.
     """
 
@@ -86,6 +88,7 @@ class Space:
     memory: tuple[float, ...]
     fixed: tuple[int, ...]
     pin: dict[int, int] = field(default_factory=dict)
+    margin: float = 0.0
     ways: dict[int, float] = field(default_factory=dict)
     _structures: dict[tuple[tuple[int, ...], bool], Structure | None] = field(default_factory=dict)
     _times: dict[tuple[tuple[int, ...], str, int], tuple[int, int]] = field(default_factory=dict)
@@ -275,6 +278,9 @@ class Space:
                     return None
             if fewest < samples and -(-fewest // size) != -(-samples // size):
                 # Copies run the same task lists.
+                return None
+            rests = [rest for rest in (fewest % size, samples % size) if rest]
+            if rests and min(rests) < max([self.units.least_samples[u] for u in units]):
                 return None
             if only is not None:
                 forward, backward = self.stage_ns(units, only, size)

@@ -90,6 +90,16 @@ class UnitGraph:
         return tuple(any(self.graph.ops[op].requires_grad for op in ops) for ops in self.members)
 
     @cached_property
+    def least_samples(self) -> tuple[int, ...]:
+        """Samples below which each unit cannot run (batch normalisation of one value)."""
+        least = [1] * len(self)
+        for condition in self.graph.batch_conditions:
+            u = self.unit_of_op.get(self.graph.op_index[condition.op])
+            if u is not None:
+                least[u] = max(least[u], condition.min_samples)
+        return tuple(least)
+
+    @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         owner = self.unit_of_op
         out = []
@@ -153,6 +163,9 @@ class UnitGraph:
             ):
                 sums = np.add.reduceat(seconds[self._order], self._starts) * (factor * 1e9)
                 rows.append([int(x) for x in np.minimum(np.rint(sums), IMPOSSIBLE_NS)])
+            for u, least in enumerate(self.least_samples):
+                if micro_batch < least:
+                    rows[0][u] = IMPOSSIBLE_NS
             found = self._times[key] = (rows[0], rows[1])
         return found
 
