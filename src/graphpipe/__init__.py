@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from graphpipe.cost.boxes import named_cluster as named_cluster
     from graphpipe.cost.catalogue import device as device
     from graphpipe.cost.cluster import Cluster as Cluster
+    from graphpipe.cost.profiler.profile import profile as profile
     from graphpipe.cost.published.load import load_graph_file as load_graph_file
     from graphpipe.cost.table import CostTable as CostTable
     from graphpipe.cost.table import ParameterMemory as ParameterMemory
     from graphpipe.graph.capture import capture as capture
     from graphpipe.graph.model_graph import ModelGraph as ModelGraph
     from graphpipe.plan.plan import Plan as Plan
+    from graphpipe.planner.constraints import Constraints as Constraints
+    from graphpipe.planner.explain import explain as explain
     from graphpipe.planner.search import plan as plan
+    from graphpipe.runtime.emulate import emulate as emulate
     from graphpipe.runtime.launch import launch as launch
     from graphpipe.runtime.pipeline import Pipeline as Pipeline
     from graphpipe.simulate.simulator import simulate as simulate
@@ -39,6 +43,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Batch": "graphpipe.zoo.job",
     "Cluster": "graphpipe.cost.cluster",
+    "Constraints": "graphpipe.planner.constraints",
     "CostTable": "graphpipe.cost.table",
     "Job": "graphpipe.zoo.job",
     "ModelGraph": "graphpipe.graph.model_graph",
@@ -48,11 +53,14 @@ _HOME = {
     "Timeline": "graphpipe.simulate.timeline",
     "capture": "graphpipe.graph.capture",
     "device": "graphpipe.cost.catalogue",
+    "emulate": "graphpipe.runtime.emulate",
     "estimate": "graphpipe.cost.analytic",
+    "explain": "graphpipe.planner.explain",
     "launch": "graphpipe.runtime.launch",
     "load_graph_file": "graphpipe.cost.published.load",
     "named_cluster": "graphpipe.cost.boxes",
     "plan": "graphpipe.planner.search",
+    "profile": "graphpipe.cost.profiler.profile",
     "simulate": "graphpipe.simulate.simulator",
 }
 """Module of each public name."""
@@ -60,6 +68,7 @@ _HOME = {
 __all__ = [
     "Batch",
     "Cluster",
+    "Constraints",
     "CostTable",
     "GraphPipeError",
     "Job",
@@ -70,11 +79,14 @@ __all__ = [
     "Timeline",
     "capture",
     "device",
+    "emulate",
     "estimate",
+    "explain",
     "launch",
     "load_graph_file",
     "named_cluster",
     "plan",
+    "profile",
     "simulate",
 ]
 
