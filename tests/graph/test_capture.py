@@ -174,7 +174,7 @@ def test_squeeze_spares_the_batch_of_one_sample() -> None:
         return net.linear(x)[:, None].squeeze().squeeze(0)
 
     graph = capture(Net(body), (X,), targets=Y, loss_fn=mse)
-    loss, output = run_program(graph, (X[:1],), None, Y[:1])
+    _, output = run_program(graph, (X[:1],), None, Y[:1])
     assert output.shape == (1, 3)
 
 
@@ -347,7 +347,7 @@ def test_missing_targets_are_told() -> None:
 
 
 def test_wrong_models_losses_and_names_are_refused() -> None:
-    with pytest.raises(CaptureError, match="not an nn.Module"):
+    with pytest.raises(CaptureError, match=r"not an nn\.Module"):
         capture(lambda x: x, (X,))  # type: ignore[arg-type]
     with pytest.raises(CaptureError, match="trainable parameters"):
         capture(Net(lambda net, x: x), (X,), targets=Y, loss_fn=nn.Linear(3, 1))
@@ -355,7 +355,7 @@ def test_wrong_models_losses_and_names_are_refused() -> None:
         capture(Net(lambda net, x: net.linear(x)), (X,), opaque=["nowhere"])
     with pytest.raises(CaptureError, match="Bilinear"):
         capture(Net(lambda net, x: net.linear(x)), (X,), opaque=[nn.Bilinear])
-    with pytest.raises(CaptureError, match="per_sample_ops.*|nowhere"):
+    with pytest.raises(CaptureError, match="nowhere"):
         capture(Net(lambda net, x: net.linear(x)), (X,), per_sample_ops=["nowhere"])
 
 

@@ -10,9 +10,9 @@ from a file has ``program is None``.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -260,6 +260,13 @@ class ModelGraph(FileRecord):
     def program(self) -> Program | None:
         """The executable form, where this graph was captured in this process."""
         return self._program
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some fields changed; what is derived from them is computed anew."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in set(copy.__dict__) - set(type(self).model_fields):
+            del copy.__dict__[name]
+        return copy
 
     def broken_conditions(self, ops: Iterable[str], samples: int) -> tuple[BatchCondition, ...]:
         """The batch conditions of these ops that a micro-batch of ``samples`` breaks."""
