@@ -36,7 +36,7 @@ CHAIN = "chain"
 PLANNERS = (OURS, CHAIN, *BASELINES)
 """Everything that ``compare`` can run, in the order of its rows."""
 
-FUSE_LIMITS = (DOWN_SET_LIMIT, 8_000, 2_000, 500, 100)
+FUSE_LIMITS = (DOWN_SET_LIMIT, 8_000, 2_500, 1_000, 400, 150)
 """Down-sets to which chains are fused, one after the other, where a baseline does not end."""
 
 _COUPLED = (
