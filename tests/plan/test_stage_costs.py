@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphpipe.cost.table import ParameterMemory
 from graphpipe.graph.cut import stage_cut
-from graphpipe.graph.model_graph import ModelGraph, Parameter
+from graphpipe.graph.model_graph import ModelGraph, Parameter, Storage
 from graphpipe.plan.plan import ReduceGroup
 from graphpipe.plan.stage import StageMemory, TaskTimes
 from graphpipe.plan.stage_costs import (
@@ -69,3 +69,24 @@ def test_recomputation_never_keeps_more_than_the_stage_itself_would() -> None:
         parameters=200, gradients=200, optimizer=400, saved_per_micro_batch=84, recompute=84,
         workspace=6,
     )  # fmt: skip
+
+
+def test_what_a_stage_hands_on_is_held_once() -> None:
+    kept = {"saves": (Storage(id="i2", bytes="16*b"),)}
+    options = {"has_backward": True, "recompute": False}
+
+    def saved(graph: ModelGraph, **changes: bool) -> int:
+        cut = stage_cut(graph, ("i1", "i2"))
+        memory = stage_memory(graph, costs_of(graph), cut, 2, **{**options, **changes})
+        return memory.saved_per_micro_batch
+
+    ops = 2 * (10 + 2 * 32)
+    assert saved(two_towers()) == ops + 2 * 16
+    # An op keeps that tensor anyhow: its memory is among what the ops keep.
+    assert saved(two_towers(i2=kept)) == ops
+    # Recomputation lets go of what ops keep, but the output waits for its own backward.
+    assert saved(two_towers(i2=kept), recompute=True) == 2 * 16
+    assert saved(two_towers(), has_backward=False) == 0
+    join = stage_cut(two_towers(), ("join", "loss"))
+    costs = costs_of(two_towers())
+    assert stage_memory(two_towers(), costs, join, 2, **options).saved_per_micro_batch == ops

@@ -64,7 +64,8 @@ def stage_memory(
 
     With recomputation a micro-batch in flight keeps what the stage reads from other stages,
     and the backward brings back what it would have kept otherwise. A stage without a backward
-    keeps nothing.
+    keeps nothing. What a stage hands on lives until its own backward too (the graph of the
+    backward starts at it, and its sends are waited for then), also where no op saves it.
     """
     rows = [graph.op_index[name] for name in cut.ops]
     weights, gradients, optimizer = parameter_bytes(graph, costs.parameter_memory, cut.parameters)
@@ -77,6 +78,7 @@ def stage_memory(
             bytes_read = costs.output_bytes[read].sum(axis=0) if read else (0.0, 0.0)
             extra = saved
             saved = min(saved, float(bytes_read[0]) + float(bytes_read[1]) * micro_batch)
+        saved += _handed_on(graph, costs, cut, micro_batch, recompute=recompute)
     work = costs.workspace_bytes[rows]
     workspace = float((work[:, 0] + work[:, 1] * micro_batch).max()) if rows else 0.0
     return StageMemory(
@@ -87,6 +89,26 @@ def stage_memory(
         recompute=round(extra),
         workspace=round(workspace),
     )
+
+
+def _handed_on(
+    graph: ModelGraph, costs: CostTable, cut: StageCut, micro_batch: int, *, recompute: bool
+) -> float:
+    """Bytes of a stage's outputs that are not among what its ops save anyhow.
+
+    Views count as if they had memory of their own. Published profiles say themselves what a
+    micro-batch keeps.
+    """
+    if costs.source == "published":
+        return 0.0
+    kept = set()
+    if not recompute:
+        kept = {item.id for name in cut.ops for item in graph.op_by_name[name].saves}
+    rows = [graph.op_index[name] for name in cut.writes if name not in kept]
+    if not rows:
+        return 0.0
+    fixed, per_sample = costs.output_bytes[rows].sum(axis=0)
+    return float(fixed) + float(per_sample) * micro_batch
 
 
 def parameter_bytes(
