@@ -141,6 +141,8 @@ class Variant:
             RuntimeSetupError: naming the stage whose term is divided by a count that is only
                 known after the forwards of the whole mini-batch.
         """
+        if batch_size in self._checked:
+            return
         for number, stage in enumerate(self.plan.stages):
             smallest = smallest_micro_batch(stage.micro_batch, self.plan.copies, batch_size)
             for condition in self.graph.broken_conditions(stage.ops, smallest):
@@ -152,9 +154,6 @@ class Variant:
                     got=smallest,
                     fix="Leave this mini-batch out (drop_last), or fill it up",
                 )
-        if batch_size in self._checked:
-            return
-        self._check_sizes(batch_size)
         for term, count in self._late_counts().items():
             number = self.term_stage(term)
             stage = self.plan.stages[number]
@@ -169,25 +168,7 @@ class Variant:
                     got=f"micro-batches of {stage.micro_batch} on {len(stage.devices)} devices",
                     fix="Plan with that stage's micro-batch fixed to the batch size",
                 )
-
         self._checked.add(batch_size)
-
-    def _check_sizes(self, batch_size: int) -> None:
-        copies = range(self.plan.copies)
-        owned = {len(copy_range(copy, self.plan.copies, batch_size)) for copy in copies}
-        for number, stage in enumerate(self.plan.stages):
-            # The full size, and what is left for the last one.
-            sizes = {min(samples, stage.micro_batch) for samples in owned}
-            sizes |= {samples % stage.micro_batch for samples in owned}
-            for size in sorted(sizes - {0}):
-                for condition in self.graph.broken_conditions(stage.ops, size):
-                    raise InputError(
-                        f"A micro-batch is too short for an op: {condition.message}",
-                        where=f"stage {number} ({stage.name}), op {condition.op}",
-                        expected=f"at least {condition.min_samples} samples in every micro-batch",
-                        got=f"{size} of a mini-batch of {batch_size}, cut by {stage.micro_batch}",
-                        fix="Drop the last, short mini-batch, or pad it",
-                    )
 
     def needed_ops(self, stage: int) -> list[str]:
         """The ops that a stage runs: all but counts of loss terms that were taken before."""
