@@ -8,7 +8,7 @@ What is held follows from the order of a rank's actions alone, not from luck in 
   receive is posted, or its first part is made on the same rank, until its task starts (for
   gradients, and for stages without a backward: ends);
 - gradients sent, and outputs sent by a stage without a backward, until the send is waited
-  for; outputs of other stages are among their saved activations;
+  for; outputs of other stages are among what ``StageMemory.saved_per_micro_batch`` counts;
 - workspace while a task runs, and what recomputation brings back while its backward runs.
 """
 
