@@ -428,3 +428,16 @@ def test_nothing_is_warned_about_a_plain_model() -> None:
         warnings.simplefilter("error")
         graph = capture(Net(lambda net, x: net.linear(x)), (X,), targets=Y, loss_fn=mse)
     assert graph.warnings == ()
+
+
+def test_an_output_that_is_no_structure_of_tensors_becomes_none_with_a_note() -> None:
+    class Cache:
+        def __init__(self, keys: torch.Tensor) -> None:
+            self.keys = keys
+
+    model = Net(lambda net, x: {"h": net.linear(x), "cache": Cache(x)})
+    with pytest.warns(UserWarning, match="None in the outputs: Cache"):
+        graph = capture(model, (X,), targets=Y, loss_fn=lambda out, y: mse(out["h"], y))
+    _, output = run_program(graph, (X,), None, Y)
+    assert output["cache"] is None
+    assert output["h"].shape == (4, 3)

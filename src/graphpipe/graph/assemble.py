@@ -455,6 +455,12 @@ class _Assembly:
                 f"of a micro-batch: {_some([_described(op) for op in coupled])}. A stage that "
                 "holds them equals full-batch training only if its micro-batch is the mini-batch."
             )
+        if self._c.trace.lost:
+            result.append(
+                "The model returns objects that are no structure of tensors, which are None in "
+                f"the outputs: {_some(list(self._c.trace.lost))}. Switch them off (such as "
+                "use_cache=False), or register their class with torch.utils._pytree."
+            )
         if self._inexact:
             result.append(
                 "The cost of these ops is no polynomial of the batch and is approximated by a "

@@ -9,6 +9,7 @@ computed, devices come out the same everywhere, and constants that the model mak
 from __future__ import annotations
 
 import contextlib
+import enum
 import linecache
 import logging
 import threading
@@ -58,6 +59,7 @@ class Trace:
         output_spec: Structure of the model's output.
         state: Name in the exported module -> canonical name.
         opaque: The calls of opaque modules, in the order of their sites.
+        lost: Types of output leaves that are neither tensors nor plain constants.
     """
 
     module: fx.GraphModule
@@ -65,6 +67,7 @@ class Trace:
     output_leaves: tuple[tuple[str, object], ...]
     output_spec: pytree.TreeSpec
     opaque: OpaqueCalls
+    lost: tuple[str, ...] = ()
 
 
 @dataclass
@@ -75,6 +78,23 @@ class _Found:
     loss_names: tuple[str, ...] = ()
     leaves: list[tuple[str, object]] = field(default_factory=list)
     spec: pytree.TreeSpec | None = None
+    lost: list[str] = field(default_factory=list)
+
+
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+    torch.SymInt,
+)
+"""Leaves of an output that can be the same for every call."""
 
 
 class _Whole(nn.Module):
@@ -126,8 +146,12 @@ class _Whole(nn.Module):
             elif isinstance(leaf, torch.Tensor):
                 found.leaves.append(("value", None))
                 values.append(leaf)
-            else:
+            elif isinstance(leaf, _PLAIN):
                 found.leaves.append(("constant", leaf))
+            else:
+                # An object of the trace (a key-value cache): its tensors are not in the graph.
+                found.leaves.append(("constant", None))
+                found.lost.append(type(leaf).__name__)
         return [*losses, *values]
 
 
@@ -242,7 +266,7 @@ def trace(
     assert isinstance(module, fx.GraphModule)
     last = found[-1]
     assert last.spec is not None
-    return Trace(module, last.loss_names, tuple(last.leaves), last.spec, opaque)
+    return Trace(module, last.loss_names, tuple(last.leaves), last.spec, opaque, tuple(last.lost))
 
 
 _CAPTURE_LOCK = threading.RLock()
