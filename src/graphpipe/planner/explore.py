@@ -18,7 +18,7 @@ from itertools import zip_longest
 from graphpipe.planner.estimate import estimate
 from graphpipe.planner.evaluate import Score, score
 from graphpipe.planner.layout import Layout
-from graphpipe.planner.refine import every_move, moved, packed, polish, transfers
+from graphpipe.planner.refine import climb, every_move, moved, packed, polish, transfers
 from graphpipe.planner.seeds import (
     Freedom,
     Orders,
@@ -59,7 +59,7 @@ class Search:
 
     space: Space
     freedom: Freedom
-    budget: int = 1000
+    budget: int = 800
     stop: Callable[[], bool] = lambda: False
     progress: Callable[[int, float], None] | None = None
     judged: int = 0
@@ -140,9 +140,40 @@ class Search:
             out[better.layout] = better
             if not self._go_on(4):
                 break
+        if max(self.freedom.replicas) > 1 and not self.freedom.parts:
+            first = sorted(out.values(), key=lambda s: (s.estimate.iteration_ns, s.layout))
+            first = [s for s in first if s.estimate.lacking <= 0]
+            shared = [s for s in first if max(s.layout.replicas) > 1]
+            for seed in dict.fromkeys([*first[:_CLIMBED], *shared[:_CLIMBED]]):
+                higher, spent = climb(self.space, seed, self.freedom.replicas, _CLIMB_ROUNDS)
+                better = polish(self.space, higher, _POLISH_STEPS)
+                out[better.layout] = better
+                out[higher.layout] = higher
+                for resized in self._smaller(better):
+                    out[resized.layout] = resized
+                if not self._go_on(spent // 2):
+                    break
         fitting = [s for s in out.values() if s.estimate.lacking <= 0]
         handy = [s for s in fitting if self._tasks(s.layout) <= _TOO_MANY_TASKS]
         return sorted(handy or fitting, key=lambda s: (s.estimate.iteration_ns, s.layout))
+
+    def _smaller(self, seed: Seed) -> Iterator[Seed]:
+        """The same parts with micro-batches of a half, a quarter and so on, while that helps."""
+        layout = seed.layout
+        while layout.micro_batch % 2 == 0 and not self.freedom.micro_batches:
+            batch = layout.micro_batch // 2
+            layout = layout._replace(
+                micro_batch=batch,
+                part_batch=tuple(max(1, b // 2) for b in layout.part_batch),
+            )
+            found = fitted(
+                self.space, layout, seed.point._replace(batch=batch), self.freedom.recompute
+            )
+            self.judged += 1
+            if found is None or found.estimate.iteration_ns >= seed.estimate.iteration_ns:
+                return
+            seed = found
+            yield polish(self.space, seed, _POLISH_STEPS // 2)
 
     def _tasks(self, layout: Layout) -> int:
         """About how many tasks a copy has."""
@@ -235,7 +266,7 @@ class Search:
                 yield from self._fitted(layout._replace(slack=slack), point)
         value = estimate(self.space, layout)
         if value is not None:
-            if max(layout.replicas) > 1:
+            if max(self.freedom.replicas) > 1:
                 for other in transfers(
                     self.space, Seed(value, layout, point), self.freedom.replicas
                 ):
@@ -277,6 +308,8 @@ _POLISH_STEPS = 40
 _REFINED = 3
 _MOVED_PARTS = 3
 _SMALL = 40
+_CLIMBED = 3
+_CLIMB_ROUNDS = 12
 _MOST_TASKS = 3000
 _TASKS_PER_UNIT = 40
 _TOO_MANY_TASKS = 12_000

@@ -137,6 +137,26 @@ def transfers(space: Space, seed: Seed, allowed: Collection[int]) -> Iterator[La
                     yield _without(_resized(layout, {worst: more}), part, heir)
 
 
+def climb(space: Space, seed: Seed, allowed: Collection[int], rounds: int) -> tuple[Seed, int]:
+    """Transfers devices while the estimate falls, each time by the transfer that helps most.
+
+    Returns:
+        The best layout, and how many estimates it took.
+    """
+    current, spent = seed, 0
+    for _ in range(rounds):
+        better = current
+        for layout in transfers(space, current, allowed):
+            spent += 1
+            value = estimate(space, layout)
+            if value is not None and _beats(value, better.estimate):
+                better = Seed(value, layout, seed.point)
+        if better is current:
+            break
+        current = better
+    return current, spent
+
+
 def _resized(layout: Layout, sizes: Mapping[int, int]) -> Layout:
     """Parts with other numbers of devices; their micro-batches stay as they are."""
     replicas = tuple(sizes.get(p, r) for p, r in enumerate(layout.replicas))

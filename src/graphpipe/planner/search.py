@@ -20,7 +20,7 @@ from graphpipe.planner.space import Space
 from graphpipe.planner.unit_graph import UnitGraph, build_units
 from graphpipe.planner.whole import whole_batch_ops
 
-DEFAULT_BUDGET = 1000
+DEFAULT_BUDGET = 800
 """Candidates that a search judges unless told otherwise."""
 
 _LEAST_USED = 0.8

@@ -218,6 +218,9 @@ def seeds_at(
     choices: list[tuple[int, ...]] = [freedom.replicas]
     if point.even and freedom.replicas != (1,):
         choices.append((1,))
+        few = tuple(r for r in freedom.replicas if r <= 2)
+        if few not in choices and not quick:
+            choices.append(few)
         if space.any_whole:
             # Where a loss forbids copies, parts of equal size take their place.
             choices += [(r,) for r in freedom.replicas if r > 1]
