@@ -151,8 +151,8 @@ def blip2() -> Any:
     }  # fmt: skip
 
 
-SLOW = [bart, bert, blip2, llama, llava, mixtral, siglip, t5, vit, wav2vec2, whisper]
-MODELS = [gpt2, clip, *(pytest.param(make, marks=pytest.mark.long) for make in SLOW)]
+SLOW = [bart, bert, clip, blip2, llama, llava, mixtral, siglip, t5, vit, wav2vec2, whisper]
+MODELS = [gpt2, *(pytest.param(make, marks=pytest.mark.long) for make in SLOW)]
 DECLARED = {"mixtral": EXPERTS, "llava": FILL, "blip2": FILL}
 COUPLED = ("clip", "siglip")
 
