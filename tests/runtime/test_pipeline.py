@@ -100,7 +100,23 @@ def test_staged_executor_equals_a_single_process_with_sgd(case: str) -> None:
     check(name, parts, **options)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] != "types"])
+PROCESS_CASES = (
+    "diamond",
+    "tied embedding and head",
+    "replicas 1, 2, 3",
+    "one device, two stages",
+    "two copies",
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in PROCESS_CASES else pytest.mark.long)
+        for case in CASES
+        if CASES[case][0] != "types"
+    ],
+)
 def test_processes_equal_a_single_process(case: str) -> None:
     name, parts, options = CASES[case]
     check(name, parts, dtype=torch.float64, processes=True, steps=2, **options)

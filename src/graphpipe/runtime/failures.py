@@ -33,6 +33,14 @@ class PeerLostError(RuntimeError):
     """A transfer failed because another rank ended or stalled: never the first cause."""
 
 
+def lost_contact(error: BaseException | None) -> bool:
+    """Whether an error only says that another rank is gone or does not move: ours, or what a
+    collective of the user's own raises over gloo."""
+    if isinstance(error, PeerLostError):
+        return True
+    return isinstance(error, RuntimeError) and "gloo/transport" in str(error)
+
+
 class FailureBoard:
     """Where the first failure of a run is written.
 

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from graphpipe.errors import GraphPipeError, StageFailedError
-from graphpipe.runtime.failures import STALLED_EXIT_CODE, FailureBoard, PeerLostError
+from graphpipe.runtime.failures import STALLED_EXIT_CODE, FailureBoard, lost_contact
 
 _GRACE_SECONDS = 3.0
 """How long to wait for the real cause after a rank only lost contact with another one."""
@@ -78,18 +78,16 @@ def launch(
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(["graphpipe.runtime.preload"])
-    # The store lives in this process, so it outlives every worker.
-    limit = timedelta(seconds=timeout)
-    store = TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
-    board = FailureBoard.of(store)
+    store: Any = None
+    board: FailureBoard | None = None
     workers: list[BaseProcess] = []
     pipes: list[Connection] = []
     try:
         for rank in range(world_size):
-            mine, theirs = context.Pipe(duplex=False)
+            mine, theirs = context.Pipe()
             process = context.Process(
                 target=_work,
-                args=(rank, world_size, store.port, timeout, count, theirs, function, tuple(args)),
+                args=(rank, world_size, timeout, count, theirs, function, tuple(args)),
                 name=f"graphpipe-rank-{rank}",
                 daemon=True,
             )
@@ -97,20 +95,29 @@ def launch(
             theirs.close()
             workers.append(process)
             pipes.append(mine)
+        # The store lives in this process, so it outlives every worker; and it is made after the
+        # forks, because its thread may hold a lock of the C library at any moment, which a
+        # process forked just then could never take.
+        limit = timedelta(seconds=timeout)
+        store = TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
+        board = FailureBoard.of(store)
+        for pipe in pipes:
+            with contextlib.suppress(OSError):  # it has ended already; _collect says how
+                pipe.send_bytes(str(store.port).encode())
         return _collect(workers, pipes, board)
     finally:
         _end(workers)
         for pipe in pipes:
             pipe.close()
         # The traceback of an error keeps this frame; the store must not live as long.
-        board.close()
-        del store
+        if board is not None:
+            board.close()
+        store = None
 
 
 def _work(
     rank: int,
     world_size: int,
-    port: int,
     timeout: float,
     threads: int,
     pipe: Connection,
@@ -122,13 +129,14 @@ def _work(
     # wait in its destructor for a thread that this process does not have.
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to end
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    port = int(pipe.recv_bytes())
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size),
         LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True", OMP_NUM_THREADS=str(threads),
     )  # fmt: skip
     torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
     code = 0
     try:
         limit = timedelta(seconds=timeout)
@@ -161,7 +169,7 @@ def _end_with_launcher() -> None:
 
 
 def _describe(rank: int, error: BaseException) -> bytes:
-    cause = not isinstance(error, PeerLostError) and not isinstance(error.__cause__, PeerLostError)
+    cause = not (lost_contact(error) or lost_contact(error.__cause__))
     if isinstance(error, GraphPipeError):
         shown: Exception = error
     else:
