@@ -94,6 +94,24 @@ def test_wrong_request(
         prepare(model.replace(":job", f":{factory}"), settings, **options)  # type: ignore[arg-type]
 
 
+def test_data_of_another_type_is_refused_with_what_it_should_be(tmp_path: Path) -> None:
+    path = tmp_path / "branches_with_tuples.py"
+    path.write_text(MODEL + TUPLES)
+    settings = Settings(steps=2)
+    prepared = prepare(f"{path}:with_tuples", settings, workers=2)
+    with pytest.raises(Exception, match=r"type Batch.*graphpipe\.Batch\(args=.*a tuple"):
+        train(prepared, settings, lambda *_: None)
+
+
+def test_workers_that_contradict_the_plan_are_refused(model: str, tmp_path: Path) -> None:
+    settings = Settings(steps=1)
+    prepare(model, settings, workers=2).plan.save(tmp_path / "two.json")
+    with pytest.raises(InputError, match="--workers 2, or none, got --workers 4"):
+        prepare(model, settings, plan=tmp_path / "two.json", workers=4)
+    again = prepare(model, settings, plan=tmp_path / "two.json", workers=2)
+    assert again.plan.world_size == 2
+
+
 def test_plan_of_another_model_is_refused(model: str, tmp_path: Path) -> None:
     settings = Settings(steps=1)
     prepared = prepare(model, settings, workers=2)
@@ -119,4 +137,14 @@ def epoch_zero(epoch):
     if epoch:
         raise ValueError("the data ran out")
     return 1
+"""
+
+TUPLES = """
+
+def with_tuples():
+    import dataclasses
+    whole = job()
+    return dataclasses.replace(
+        whole, data=lambda size, epoch: ((b.args, b.targets) for b in whole.data(size, epoch))
+    )
 """

@@ -69,7 +69,7 @@ def _root(
     \b
       graphpipe plan zoo:mmt --device v100-16gb --devices 8 --batch-size 128 -o plan.json
       graphpipe simulate plan.json
-      graphpipe train my_model.py:job --devices 4 --batch-size 64 --epochs 3
+      graphpipe train my_model.py:job --workers 4 --batch-size 64 --steps 300
       graphpipe demo
     """
 

@@ -273,8 +273,8 @@ def bind_inputs(
         raise InputError(
             "The inputs do not have the structure of the capture",
             where=", ".join(what),
-            expected=str(captured),
-            got=str(spec),
+            expected=_places(captured),
+            got=_places(spec),
             fix="Pass the same arguments, or capture a variant for this call",
         )
     by_path = {item.path: item for item in graph.inputs}
@@ -367,3 +367,11 @@ def accepts_targets(loss_fn: Callable[..., object]) -> bool:
     except ValueError:
         return True
     return True
+
+
+def _places(spec: pytree.TreeSpec) -> str:
+    """Where the leaves of a structure are, for people."""
+    tree = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+    paths = [_path(key_path) for key_path, _ in pytree.tree_flatten_with_path(tree)[0]]
+    more = f" and {len(paths) - 12} more" if len(paths) > 12 else ""
+    return f"{len(paths)} values: {', '.join(paths[:12])}{more}"

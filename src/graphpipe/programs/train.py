@@ -158,7 +158,7 @@ def prepare(
     module = job.build_model()
     graph = capture_job(job, module)
     if plan is not None:
-        return Prepared(job, module, graph, Plan.load(plan))
+        return Prepared(job, module, graph, _planned(plan, workers))
     count = int(os.environ["WORLD_SIZE"]) if under_torchrun() else workers or 2
     size = batch_size or job.batch_size
     if size is None:
@@ -168,6 +168,19 @@ def prepare(
     cluster = Cluster.uniform(HERE, nodes=1, per_node=count)
     costs = estimate(graph, cluster, optimizer=settings.optimizer or "adamw")
     return Prepared(job, module, graph, search(graph, costs, cluster, batch_size=size))
+
+
+def _planned(path: Path, workers: int | None) -> Plan:
+    plan = Plan.load(path)
+    if workers is not None and workers != plan.world_size:
+        raise InputError(
+            "The plan is for another number of workers",
+            where=str(path),
+            expected=f"--workers {plan.world_size}, or none",
+            got=f"--workers {workers}",
+            fix=f"Leave --workers out, or plan for {workers} devices",
+        )
+    return plan
 
 
 def train(
@@ -245,7 +258,7 @@ def _batches(job: Job, batch_size: int, steps: int | None) -> tuple[Iterator[Bat
     assert job.data is not None
     data = job.data
     if steps is None:
-        epoch = list(data(batch_size, 0))
+        epoch = [_checked(batch) for batch in data(batch_size, 0)]
         _refuse_empty(len(epoch), batch_size)
         return iter(epoch), len(epoch)
 
@@ -254,10 +267,22 @@ def _batches(job: Job, batch_size: int, steps: int | None) -> tuple[Iterator[Bat
             seen = 0
             for batch in data(batch_size, epoch):
                 seen += 1
-                yield batch
+                yield _checked(batch)
             _refuse_empty(seen, batch_size)
 
     return itertools.islice(endless(), steps), steps
+
+
+def _checked(batch: object) -> Batch:
+    if not isinstance(batch, Batch):
+        raise InputError(
+            "The job's data must yield mini-batches of the type Batch",
+            where="Job.data",
+            expected="graphpipe.Batch(args=(...), kwargs={...}, targets=...)",
+            got=f"a {type(batch).__name__}",
+            fix="Wrap what data(batch_size, epoch) yields in graphpipe.Batch",
+        )
+    return batch
 
 
 def _refuse_empty(batches: int, batch_size: int) -> None:

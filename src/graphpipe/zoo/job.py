@@ -35,8 +35,9 @@ class Job:
         targets: Example targets, the second argument of ``loss_fn``; None where
             ``loss_fn`` takes the output alone.
         loss_fn: The loss, a scalar, of (output, targets); None where the model returns it.
-        data: Gives the mini-batches of an epoch: ``data(batch_size, epoch)``, the same ones
-            in every process. None where the job has no data of its own.
+        data: Gives the mini-batches of an epoch, each a :class:`Batch`:
+            ``data(batch_size, epoch)``, the same ones in every process. None where the job has
+            no data of its own.
         optimizer: Makes the optimizer from (name, parameter) pairs; None leaves the choice
             to the caller.
         batch_size: B that the job is usually trained with, samples.
