@@ -1,8 +1,8 @@
-"""Speed of the runtime, against torch.distributed.pipelining and against its own promise.
+"""Speed of the runtime, against torch.distributed.pipelining.
 
 ``python benchmarks/runtime.py [--json FILE] [--pairs N] [--sizes a,b] [--workers 2,4]``
 
-Three parts:
+Two parts:
 
 - *overhead*: what a task costs beyond the stage's own forward or backward, without messages
   (one rank, one stage; the bare loop over the same micro-batches is subtracted).
@@ -10,8 +10,6 @@ Three parts:
   times. Ours and theirs take turns in the same processes, so that noise hits both; the ratio
   of each pair counts, its median and a 95 % bootstrap interval are printed. CPU seconds are
   those of all workers. Both step an SGD optimizer; ours also gives the loss to every rank.
-- *promise*: the speed-up of a graph plan over the sequential plan of the same model, as
-  emulated by sleeping, against what the simulator says (``--promise``; it takes minutes).
 """
 
 from __future__ import annotations
