@@ -74,12 +74,48 @@ class Search:
         starts = self._starts(tiny=False)
         if self.best_lacking is not None or not starts:
             starts = self._starts(tiny=True) or starts
-        polished = self._polish(starts)
-        self._schedule(polished)
+        self._schedule(self._polish(starts))
         self._refine()
+        self._challenge()
         if self.progress is not None and self.best is not None:
             self.progress(self.judged, self.best.score.iteration_ns / 1e9)
         return self.best
+
+    def _challenge(self) -> None:
+        """Lets a search of chains alone compete where chains come close: it gets further with
+        the same budget, and what it finds must not be better than what we return."""
+        if (
+            self.best is None
+            or self.stopped
+            or not {"graph", "chain"} <= set(self.freedom.families)
+        ):
+            return
+        rival = Search(
+            self.space,
+            self.freedom._replace(families=("chain",)),
+            budget=self.budget,
+            stop=self.stop,
+            progress=self.progress,
+        )
+        starts = rival._starts(tiny=False)
+        if not starts or starts[0].estimate.lacking > 0:
+            return
+        if starts[0].estimate.iteration_ns > _CLOSE * self.best.score.iteration_ns:
+            return
+        polished = rival._polish(starts)
+        if not polished or polished[0].estimate.iteration_ns > (
+            _CLOSE_POLISHED * self.best.score.iteration_ns
+        ):
+            return
+        rival._schedule(polished)
+        rival._refine()
+        self.judged += rival.judged
+        self.scheduled += rival.scheduled
+        self.stopped = rival.stopped
+        for layout, found in rival.found.items():
+            self.found.setdefault(layout, found)
+        if rival.best is not None and rival.best.key < self.best.key:
+            self.best = rival.best
 
     def _go_on(self, cost: int = 1) -> bool:
         self.judged += cost
@@ -244,9 +280,12 @@ class Search:
             start = fresh[0]
             tried.add(start.layout)
             before = self.best
-            for seed in self._neighbours(start):
-                if seed.estimate.lacking > 0:
-                    continue
+            around = {s.layout: s for s in self._neighbours(start) if s.estimate.lacking <= 0}
+            promising = sorted(
+                (s for s in around.values() if s.layout not in self.found),
+                key=lambda s: (s.estimate.iteration_ns, s.layout),
+            )
+            for seed in promising[:_NEIGHBOURS]:
                 if seed.estimate.iteration_ns >= self.best.score.iteration_ns:
                     continue
                 if not self._go_on():
@@ -257,6 +296,8 @@ class Search:
 
     def _neighbours(self, found: Found) -> Iterator[Seed]:
         layout, point = found.layout, found.point
+        if {"graph", "chain"} <= set(self.freedom.families) and not layout.sequential:
+            yield from self._fitted(layout._replace(merged=not layout.merged), point)
         yield from self._fitted(layout._replace(far=not layout.far, place=()), point)
         together = packed(self.space, layout)
         if together is not None:
@@ -271,7 +312,7 @@ class Search:
                     self.space, Seed(value, layout, point), self.freedom.replicas
                 ):
                     for seed in self._fitted(other, point):
-                        yield polish(self.space, seed, _POLISH_STEPS // 2)
+                        yield polish(self.space, seed, _POLISH_STEPS // 4)
             for seed in moved(self.space, Seed(value, layout, point), _MOVED_PARTS):
                 self.judged += 1
                 yield seed
@@ -285,7 +326,7 @@ class Search:
             resized = layout._replace(micro_batch=batch, part_batch=part_batch)
             for seed in self._fitted(resized, point._replace(batch=batch)):
                 yield seed
-                yield polish(self.space, seed, _POLISH_STEPS)
+                yield polish(self.space, seed, _POLISH_STEPS // 4)
         for part in range(len(layout.replicas)):
             now = layout.part_batch or (layout.micro_batch,) * len(layout.replicas)
             for size in (now[part] // 2, now[part] * 2):
@@ -308,6 +349,11 @@ _POLISH_STEPS = 40
 _REFINED = 3
 _MOVED_PARTS = 3
 _SMALL = 40
+_NEIGHBOURS = 12
+_CLOSE = 1.2
+_CLOSE_POLISHED = 1.04
+"""Chains may win after all if their best estimate, before and after polishing, is at most so
+many times our best schedule: what refinement was seen to gain."""
 _CLIMBED = 3
 _CLIMB_ROUNDS = 12
 _MOST_TASKS = 3000

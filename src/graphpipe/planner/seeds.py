@@ -235,8 +235,13 @@ def seeds_at(
                 break
     out = []
     for piece in found:
+        seen: set[tuple[tuple[int, ...], ...]] = set()
         for family in families:
             layout = _layout(point, piece, family)
+            structure = space.structure(layout.assign, layout.merged)
+            if structure is None or (structure.stages in seen and not layout.sequential):
+                continue
+            seen.add(structure.stages)
             seed = fitted(space, layout, point, freedom.recompute)
             if seed is not None:
                 out.append(seed)
