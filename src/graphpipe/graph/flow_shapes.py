@@ -20,6 +20,7 @@ from graphpipe.graph.flow import (
     rows,
     same,
 )
+from graphpipe.graph.flow_pointwise import pointwise
 
 
 def reshape(call: Call) -> Result:
@@ -318,8 +319,6 @@ def one_hot(call: Call) -> Result:
 
 def written(call: Call) -> Result:
     """copy_, fill_, zero_, masked_fill_: like an element-wise op whose result stays in place."""
-    from graphpipe.graph.flow_pointwise import pointwise
-
     destination = call.first
     if call.name in ("zero_", "fill_") and len(list(call.values())) == 1:
         return same(destination.flow, call)

@@ -57,7 +57,6 @@ class Trace:
         output_leaves: Leaves of the model's output: a tensor's place among the output
             tensors, or ``("loss", None)``, or ``("constant", value)``.
         output_spec: Structure of the model's output.
-        state: Name in the exported module -> canonical name.
         opaque: The calls of opaque modules, in the order of their sites.
         lost: Types of output leaves that are neither tensors nor plain constants.
     """
