@@ -43,7 +43,6 @@ _DROPPED = {
     aten._assert_scalar.default,
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
-    torch.ops.higher_order.run_with_rng_state,
 }
 _DROPOUTS = {
     aten.dropout.default,
@@ -207,6 +206,15 @@ class _Rewriter:
         value = node.meta.get("val")
         if target in _DROPPED:
             return None
+        if target is torch.ops.higher_order.run_with_rng_state:
+            origin = _origin(node)
+            raise CaptureError(
+                "The model runs an operator with a random state of its own",
+                where=f"module {origin.module!r}, {origin.source or node.name}",
+                expected="random numbers from the default generator, which a stage seeds itself",
+                got=str(target),
+                fix=f"Take the random state out of it, or capture with opaque=[{origin.module!r}]",
+            )
         if isinstance(value, torch.SymInt):
             return self._integer(value.node.expr, node)
         if isinstance(value, int) and not isinstance(value, bool):
