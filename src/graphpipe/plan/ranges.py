@@ -38,5 +38,6 @@ def micro_batch_range(owned: SampleRange, micro_batch: int, index: int) -> Sampl
 
 def smallest_micro_batch(micro_batch: int, copies: int, batch_size: int) -> int:
     """Samples of the shortest task of a stage: of the last one where sizes do not divide."""
-    owned = {len(copy_range(copy, copies, batch_size)) for copy in range(copies)} - {0}
+    # Copies own floor(B / R) samples, or one more where B / R is no integer.
+    owned = {batch_size // copies, -(-batch_size // copies)} - {0}
     return min(samples % micro_batch or min(micro_batch, samples) for samples in owned)
