@@ -94,3 +94,13 @@ def test_inputs_go_to_every_stage_that_reads_them() -> None:
 def test_missing_doubled_and_unknown_ops_are_named(stages: list[Ops], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         stage_edges(two_towers(), stages)
+
+
+def test_a_write_in_place_passes_the_gradient_on() -> None:
+    # y = zeros(); y[:] = x; loss(y): the loss names y, not the write.
+    graph = two_towers(
+        t2={"target": "aten.zeros.default", "inputs": (), "group": 0},
+        join={"target": "aten.copy_.default", "inputs": ("t2", "i2"), "group": 0},
+        loss={"inputs": ("t2",)},
+    )
+    assert {"i1", "i2", "join", "t2", "loss"} <= gradient_ops(graph)

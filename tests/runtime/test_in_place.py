@@ -48,6 +48,7 @@ def example(middle: Callable[[Net, torch.Tensor], torch.Tensor]) -> Example:
     return Example(Net(middle), (torch.randn(12, 4),), torch.randn(12, 3), functional.mse_loss)
 
 
+@pytest.mark.filterwarnings("ignore::graphpipe.graph.capture.CoupledBatchWarning")
 @pytest.mark.parametrize("middle", [filled, clamped])
 @pytest.mark.parametrize("size", [3, 12])
 def test_a_write_in_place_keeps_the_gradients(

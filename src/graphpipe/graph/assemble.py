@@ -157,7 +157,9 @@ class _Assembly:
             output=self._spec(node) if single else None,
             requires_grad=any(value.requires_grad for value in seen.values),
             prep=prep,
-            coupled=node in flow.coupled or node in self._coupled_terms,
+            coupled=node in flow.coupled
+            or node in self._coupled_terms
+            or self._follows_state(node),
             random=self._is_random(node),
             crossable=single and self._crossable(node),
             group=None if prep else group,
@@ -221,6 +223,15 @@ class _Assembly:
                     found.add(node)
         return frozenset(found)
 
+    def _follows_state(self, node: fx.Node) -> bool:
+        """Whether samples meet a buffer that an earlier micro-batch may have changed."""
+        flow = self._c.flow.flows.get(node)
+        return (
+            flow is not None
+            and flow.batched
+            and any(source in self._fleeting for source in node.all_input_nodes)
+        )
+
     def _is_random(self, node: fx.Node) -> bool:
         if node.op == "call_module":
             return True
@@ -242,9 +253,12 @@ class _Assembly:
         flow = self._c.flow.flows[node]
         if self._run.nodes[node].values[0].dtype not in DTYPE_BYTES or node in self._fleeting:
             return False
-        if flow.kind is Kind.FREE:
-            return not flow.power
-        return flow.kind is Kind.ROWS and flow.dim == 0 and flow.outer == 1
+        if flow.power:
+            # Scaled by the samples of this stage's micro-batch, which another stage does not know.
+            return False
+        return flow.kind is Kind.FREE or (
+            flow.kind is Kind.ROWS and flow.dim == 0 and flow.outer == 1
+        )
 
     def _keys(self) -> dict[fx.Node, str]:
         """``module@call:operator#n``: the n-th such op of that call of that module."""

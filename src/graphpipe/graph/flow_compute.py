@@ -218,7 +218,8 @@ def embedding(call: Call) -> Result:
     weight, indices = call["weight"], call["indices"]
     if weight.flow != FREE or not _plain([indices]):
         return mixed(call)
-    return same(indices.flow, call)
+    # A gradient that is divided by how often an index occurs depends on the other samples.
+    return same(indices.flow, call, coupled=call.get("scale_grad_by_freq") is True)
 
 
 def embedding_bag(call: Call) -> Result:
@@ -239,7 +240,8 @@ def embedding_bag(call: Call) -> Result:
         tuple(
             rows(0, 1, dims[0][0]) if dims and dims[0] is not None and dims[0][0] else FREE
             for dims in call.outputs
-        )
+        ),
+        coupled=call.get("scale_grad_by_freq") is True,
     )
 
 

@@ -259,18 +259,29 @@ class _Rewriter:
     ) -> Any:
         """Inlines a no_grad, enable_grad or autocast region.
 
-        Without gradients, the region reads detached values: nothing in it has a backward.
+        Without gradients, the region reads detached values: nothing in it has a backward. What
+        it only wrote to in place (a weight that is normalised before its use) is still the value
+        from outside: the reader after the region gives it a gradient.
         """
         if grad and not outer:
             raise CaptureError(
                 "The model switches gradients on again inside of a no_grad region",
                 fix="Move that code out of the no_grad region",
             )
+        given = args
         if not grad:
             args = tuple(self._detached(arg) if isinstance(arg, fx.Node) else arg for arg in args)
         places = [node for node in body.graph.nodes if node.op == "placeholder"]
         environment: dict[fx.Node, Any] = dict(zip(places, args, strict=True))
-        return self._inline(body, environment, autocast=autocast, grad=grad)
+        results = self._inline(body, environment, autocast=autocast, grad=grad)
+        if grad or not isinstance(results, (tuple, list)):
+            return results
+        outside = dict(zip(places, given, strict=True))
+        returned = next(node for node in body.graph.nodes if node.op == "output").args[0]
+        return tuple(
+            outside.get(_written(node), result)
+            for node, result in zip(returned, results, strict=True)
+        )
 
     def _detached(self, node: fx.Node) -> fx.Node:
         if node is self._batch or node.target is aten.detach.default:
@@ -403,6 +414,15 @@ def _batch_symbol(placeholder: fx.Node, rows: int) -> sympy.Symbol:
     symbol: sympy.Symbol = next(iter(symbols))
     assert size.node.expr == rows * symbol
     return symbol
+
+
+def _written(node: Any) -> Any:
+    """What an in-place op wrote to, through a chain of them; another value is itself."""
+    while isinstance(node, fx.Node) and node.op == "call_function":
+        if not getattr(node.target, "_opname", "").endswith("_"):
+            break
+        node = node.args[0]
+    return node
 
 
 def _is_constant(node: Any) -> bool:

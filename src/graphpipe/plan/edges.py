@@ -28,16 +28,31 @@ def gradient_ops(graph: ModelGraph) -> frozenset[str]:
     In a graph without a loss these are all ops that require a gradient. Otherwise an op whose
     value no loss term depends on, such as an output that is only returned, has none: a single
     process gives its parameters no gradient either.
+
+    An op that writes in place reaches the loss through the memory that it writes to: a reader
+    of ``y`` after ``y[:, 0] = x`` names ``y`` and not the write. Ops that share written memory
+    are a group.
     """
     if not graph.loss_terms:
         return frozenset(op.name for op in graph.ops if op.requires_grad)
+    group_of = {op.name: op.group for op in graph.ops}
     reached = {term.op for term in graph.loss_terms}
+    groups = {group_of[name] for name in reached}
     found: set[str] = set()
     for op in reversed(graph.ops):
-        if op.name in reached and op.requires_grad:
+        written = op.group is not None and op.group in groups and _in_place(op)
+        if (op.name in reached or written) and op.requires_grad:
             found.add(op.name)
             reached.update(op.inputs)
+            groups.add(op.group)
+            groups.update(group_of[name] for name in op.inputs if name in group_of)
     return frozenset(found)
+
+
+def _in_place(op: Op) -> bool:
+    """Whether the operator writes to one of its inputs, by torch's naming (``copy_``)."""
+    parts = op.target.split(".")
+    return len(parts) > 1 and parts[1].endswith("_")
 
 
 def cuts_of(graph: ModelGraph, stages: Sequence[HasOps]) -> tuple[StageCut, ...]:

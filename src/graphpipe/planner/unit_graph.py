@@ -17,6 +17,7 @@ import numpy as np
 from graphpipe.cost.table import CostTable
 from graphpipe.graph.coarsen import coarsen
 from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.plan.edges import gradient_ops
 
 
 class UnitTensor(NamedTuple):
@@ -87,7 +88,13 @@ class UnitGraph:
 
     @cached_property
     def has_backward(self) -> tuple[bool, ...]:
-        return tuple(any(self.graph.ops[op].requires_grad for op in ops) for ops in self.members)
+        return tuple(any(self._gets_gradient[op] for op in ops) for ops in self.members)
+
+    @cached_property
+    def _gets_gradient(self) -> tuple[bool, ...]:
+        """By op, as the plan has it: what the loss does not depend on gets no gradient."""
+        found = gradient_ops(self.graph)
+        return tuple(op.name in found for op in self.graph.ops)
 
     @cached_property
     def least_samples(self) -> tuple[int, ...]:
@@ -128,7 +135,7 @@ class UnitGraph:
                 if not readers:
                     continue
                 record = self.graph.ops[op]
-                gradient = record.requires_grad and any(
+                gradient = self._gets_gradient[op] and any(
                     self.has_backward[reader] for reader in readers
                 )
                 sent, back = self.costs.output_bytes[op], self.costs.gradient_bytes[op]
