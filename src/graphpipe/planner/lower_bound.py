@@ -46,6 +46,7 @@ from graphpipe.cost.cluster import Cluster
 from graphpipe.cost.table import CostTable
 from graphpipe.graph.coarsen import forced_groups
 from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.plan.edges import gradient_ops
 from graphpipe.plan.plan import Plan
 from graphpipe.simulate.simulator import simulate
 
@@ -129,6 +130,7 @@ class _Bound:
     def _connect(self) -> None:
         owner = {op: u for u, unit in enumerate(self.units) for op in unit}
         ops = self.graph.ops
+        reached = gradient_ops(self.graph)
         self.predecessors: list[list[int]] = []
         self.gradient_to: list[list[int]] = []
         for u, unit in enumerate(self.units):
@@ -140,13 +142,14 @@ class _Bound:
                     if v == u:
                         continue
                     above.add(v)
-                    if ops[op].requires_grad and ops[source].requires_grad:
+                    if ops[op].name in reached and ops[source].name in reached:
                         output = ops[source].output
                         if output is None or output.requires_grad:
                             trained.add(v)
             self.predecessors.append(sorted(above))
             self.gradient_to.append(sorted(trained))
-        self.has_backward = [any(ops[op].requires_grad for op in unit) for unit in self.units]
+        # As the plan has it: what the loss does not depend on has no backward.
+        self.has_backward = [any(ops[op].name in reached for op in unit) for unit in self.units]
 
     def _time(self) -> None:
         """Least seconds per sample of every unit, by direction and together."""
