@@ -373,7 +373,7 @@ def _explained(error: Exception, stack: ModuleStack, found: Sequence[_Found]) ->
             where=place,
             expected="the same operators for every batch",
             got="a Python branch, loop or shape that depends on data",
-            fix=f"Rewrite it with torch.where or torch.cond, or {opaque}",
+            fix=f"Rewrite it with torch.where, or {opaque}",
         )
     text = str(error)
     if isinstance(cause, ConstraintViolationError) or "Constraints violated" in text:
