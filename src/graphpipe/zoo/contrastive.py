@@ -26,10 +26,10 @@ def contrastive_loss(logits: Tensor, labels: Tensor | None = None) -> Tensor:
         targets = torch.arange(logits.shape[0], device=logits.device)
         return 0.5 * (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets))
     wrong = labels[:, None] != labels[None, :]
-    right = logits.masked_fill(wrong, float("-inf"))
-    rows = logits.logsumexp(1) - right.logsumexp(1)
-    columns = logits.logsumexp(0) - right.logsumexp(0)
-    return 0.5 * (rows.mean() + columns.mean())
+    # log_softmax first: the difference of two log-sums of large logits would lose digits.
+    rows = logits.log_softmax(1).masked_fill(wrong, float("-inf")).logsumexp(1)
+    columns = logits.log_softmax(0).masked_fill(wrong, float("-inf")).logsumexp(0)
+    return -0.5 * (rows.mean() + columns.mean())
 
 
 class Similarity(nn.Module):
