@@ -19,12 +19,13 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check format lock clean
+.PHONY: help demo test test-long test-campaign check format lock clean
 
 help:
 	@echo "make demo       set everything up and train the two-tower model on four workers"
 	@echo "make test       set everything up, then all checks and tests"
-	@echo "make test-long  the longer campaigns (random cuts, fuzzing, fault injection)"
+	@echo "make test-long  the longer tests (random cuts, real models, fault injection)"
+	@echo "make test-campaign  what takes an hour or more: every cut of every hard case, fuzzing"
 	@echo "make format     let ruff format and mend the code"
 	@echo "make clean      remove .venv, caches and outputs"
 
@@ -32,10 +33,13 @@ demo: $(VENV)/.ready
 	$(BIN)/graphpipe demo
 
 test: check
-	$(PYTEST) -m "not long"
+	$(PYTEST) -m "not long and not campaign"
 
 test-long: $(VENV)/.ready-dev
-	$(PYTEST) -m long --timeout 1500
+	$(PYTEST) -m long --timeout 600
+
+test-campaign: $(VENV)/.ready-dev
+	$(PYTEST) -m campaign --timeout 1500
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -96,7 +96,7 @@ def test_one_random_plan_of_each_kind(name: str) -> None:
         check_unequal(name, 4, seed=0)
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*NAMES, *SLOW])
 def test_every_stage_and_micro_batch_count(name: str) -> None:

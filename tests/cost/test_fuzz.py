@@ -203,7 +203,7 @@ def test_damaged_files(name: str, tmp_path: Path) -> None:
     assert outcomes["refused"] > 0.1 * outcomes.total()
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_many_thousand_damaged_files(name: str, tmp_path: Path) -> None:

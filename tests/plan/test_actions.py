@@ -165,7 +165,7 @@ def test_the_model_notices_a_deadlock() -> None:
         execute(ActionLists(lists.messages, (lists.lines[0], tuple(late))), "channels", [0, 1])
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(4))
 def test_thousands_of_plans_never_deadlock(part: int) -> None:

@@ -111,7 +111,7 @@ def test_damaged_plans_are_refused_or_harmless() -> None:
     assert len(fields) >= 15
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_thousands_of_damaged_plans(seed: int) -> None:

@@ -56,7 +56,7 @@ def test_the_search_is_close_to_the_optimum() -> None:
     assert max(found) <= 1.15
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 @pytest.mark.timeout(1500)
 def test_the_search_is_close_to_the_optimum_on_many() -> None:
     found = ratios(range(100, 220), most_ops=5, devices=3, batch=4)

@@ -110,9 +110,14 @@ def test_a_failure_ends_the_run_and_is_named(kind: str) -> None:
     _inject(kind, KINDS.index(kind))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=pytest.mark.long if seed < 104 else pytest.mark.campaign)
+        for seed in range(100, 120)
+    ],
+)
 def test_failures_at_random_places(kind: str, seed: int) -> None:
     _inject(kind, seed)
 
