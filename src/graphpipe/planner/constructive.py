@@ -224,14 +224,3 @@ def _even(
             assign[order[position]] = part
         at = max(at, stop)
     return tuple(shape), tuple(assign)
-
-
-def fold(assign: Sequence[int], devices: int, zigzag: bool) -> tuple[int, ...]:
-    """Lays a cut into ``v * devices`` parts onto ``devices``: part i on device i mod devices, or
-    back and forth. Each device then has v turns in the pipeline, which fills and drains v
-    times faster (interleaving)."""
-    out = []
-    for part in assign:
-        turn, place = divmod(part, devices)
-        out.append(devices - 1 - place if zigzag and turn % 2 else place)
-    return tuple(out)
