@@ -30,7 +30,8 @@ def test_code_runs_under_torchrun(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Plan for TwoTowers" in done.stdout
-    losses = re.findall(r"^loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    # Two ranks share one pipe: a line of one may stand inside a line of the other.
+    losses = re.findall(r"loss (\d+\.\d{3})", done.stdout)
     assert len(losses) == 2
     assert losses[0] == losses[1]
 
