@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from graphpipe.cli.output import Output, seconds, size
+from graphpipe.cli.output import Output
 from graphpipe.plan.stage import TaskTimes
 
 
@@ -50,17 +50,3 @@ def test_json_holds_no_nan() -> None:
 def test_long_text_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
     Output().text("x" * 1000)
     assert capsys.readouterr().out == "x" * 1000 + "\n"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.0, "0 ns"), (5e-8, "50 ns"), (2.5e-4, "250 us"), (1.5, "1.5 s")]
-)
-def test_seconds(value: float, text: str) -> None:
-    assert seconds(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (3 * 2**20, "3 MiB"), (2**35, "32 GiB")]
-)
-def test_size(value: float, text: str) -> None:
-    assert size(value) == text

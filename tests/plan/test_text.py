@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from graphpipe.plan.plan import Plan, Prediction
 from graphpipe.plan.problem import EdgeSpec, PipelineProblem, StageSpec
 from graphpipe.plan.stage import StageMemory
-from graphpipe.plan.text import bytes_text, ranks_text, shorten, time_text
+from graphpipe.plan.text import ranks_text, shorten
 from tests.plan.plans import plan_of
 
 PROBLEM = PipelineProblem(
@@ -50,7 +48,7 @@ def test_a_simulated_plan_shows_time_memory_and_the_gap() -> None:
     )  # fmt: skip
     text = str(plan(prediction=prediction))
     assert (
-        "Iteration 20 ms (400.0 samples/s), depth 2, bubble 25.0%, all-reduce 3 us, "
+        "Iteration 20 ms (400.0 samples/s), depth 2, bubble 25.0%, all-reduce 3 µs, "
         "optimizer 400 ns\n"
         "No plan can be faster than 16 ms: gap 25.0%"
     ) in text
@@ -63,22 +61,6 @@ def test_shared_devices_are_named() -> None:
     )
     assert "Devices with several stages: 0" in str(plan_of(shared))
     assert "Bottleneck: device 0 with 's0' and 's1'" in str(plan_of(shared))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 ns"), (999, "999 ns"), (1500, "1.5 us"), (2_345_678, "2.35 ms"), (10**12, "1,000 s")],
-)
-def test_times(value: int, text: str) -> None:
-    assert time_text(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 B"), (1023, "1,023 B"), (0.5, "0.5 B"), (1536, "1.5 KiB"), (2**40, "1 TiB")],
-)
-def test_bytes(value: float, text: str) -> None:
-    assert bytes_text(value) == text
 
 
 def test_ranks_and_long_names() -> None:

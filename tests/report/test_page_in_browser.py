@@ -8,10 +8,10 @@ import pytest
 
 from graphpipe.plan.plan import Plan
 from graphpipe.planner.compare import Comparison, ComparisonRow
-from graphpipe.report.analysis import device_uses
 from graphpipe.report.page import render, write_report
-from graphpipe.report.units import format_bytes, format_ns
 from graphpipe.simulate.timeline import Timeline
+from graphpipe.simulate.usage import device_uses
+from graphpipe.units import format_bytes, format_ns
 from tests.report import factory
 from tests.report.browser import chromium, screenshot
 

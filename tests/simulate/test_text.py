@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphpipe.simulate.simulator import simulate
-from graphpipe.simulate.text import duration_text, render
+from graphpipe.simulate.text import render
 from graphpipe.simulate.timeline import Event, Timeline
 from tests.plan.plans import plan_of
 from tests.plan.random_problems import random_problem
@@ -48,10 +48,3 @@ def test_print_uses_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_empty_timeline_is_idle() -> None:
     assert "rank 0 |....." in render(Timeline(world_size=1, iteration_ns=0), 40)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(5, "5 ns"), (1500, "1.500 us"), (10**6, "1.000 ms"), (10**9, "1.000 s")]
-)
-def test_durations(value: int, text: str) -> None:
-    assert duration_text(value) == text

@@ -9,7 +9,8 @@ import typer
 
 from graphpipe.cli import options
 from graphpipe.cli.command import command
-from graphpipe.cli.output import Output, size
+from graphpipe.cli.output import Output
+from graphpipe.units import format_bytes, format_ns
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +49,11 @@ def probe(
         "",
         ("link", "latency", "bandwidth"),
         [
-            (f"{x.source} -> {x.target}", f"{x.latency * 1e6:.1f} us", f"{size(x.bandwidth)}/s")
+            (
+                f"{x.source} -> {x.target}",
+                format_ns(x.latency * 1e9, 3),
+                f"{format_bytes(x.bandwidth, 3)}/s",
+            )
             for x in found.links
         ],
     )
@@ -75,7 +80,7 @@ def show(
     output.table(
         found.name,
         ("rank", "node", "kind", "memory"),
-        [(i, x.node, x.kind, size(x.memory_bytes)) for i, x in enumerate(found.devices)],
+        [(i, x.node, x.kind, format_bytes(x.memory_bytes, 3)) for i, x in enumerate(found.devices)],
     )
     output.result(found)
     if out is not None:
@@ -98,7 +103,7 @@ def devices(output: Output) -> None:
         [
             (
                 x.name,
-                size(x.total_memory_bytes),
+                format_bytes(x.total_memory_bytes, 3),
                 f"{x.bandwidth / 1e9:.0f} GB/s",
                 f"{x.rate('float32') / 1e12:.4g}",
                 f"{x.rate('bfloat16') / 1e12:.4g}",

@@ -9,7 +9,8 @@ import typer
 
 from graphpipe.cli import options
 from graphpipe.cli.command import command
-from graphpipe.cli.output import Output, seconds, size
+from graphpipe.cli.output import Output
+from graphpipe.units import format_bytes, format_ns
 
 
 def register(app: typer.Typer) -> None:
@@ -83,12 +84,12 @@ def compare(
                 row.variant,
                 "-" if row.throughput is None else f"{row.throughput:.4g}",
                 "-" if row.ratio is None else f"{row.ratio:.3f}x",
-                "-" if row.iteration_ns is None else seconds(row.iteration_ns / 1e9),
-                "-" if row.bottleneck_ns is None else seconds(row.bottleneck_ns / 1e9),
+                "-" if row.iteration_ns is None else format_ns(row.iteration_ns, 3),
+                "-" if row.bottleneck_ns is None else format_ns(row.bottleneck_ns, 3),
                 "-" if row.depth is None else row.depth,
                 "-" if row.bubble is None else f"{row.bubble:.1%}",
-                "-" if row.peak_memory_bytes is None else size(row.peak_memory_bytes),
-                "-" if row.search_seconds is None else seconds(row.search_seconds),
+                "-" if row.peak_memory_bytes is None else format_bytes(row.peak_memory_bytes, 3),
+                "-" if row.search_seconds is None else format_ns(row.search_seconds * 1e9, 3),
                 row.note,
             )
             for row in found.rows

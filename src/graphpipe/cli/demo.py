@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphpipe.cli.command import command
-from graphpipe.cli.output import Output, seconds
+from graphpipe.cli.output import Output
+from graphpipe.units import format_ns
 
 if TYPE_CHECKING:
     from graphpipe.programs.demo import Equality
@@ -67,7 +68,7 @@ def demo(
     accuracy = outcome.accuracies[-1][1]
     output.text(
         f"\n{100 * accuracy:.1f} % of the held-out digits are told by their caption, after "
-        f"{seconds(outcome.seconds)} of training."
+        f"{format_ns(outcome.seconds * 1e9, 3)} of training."
     )
     output.note(f"Wrote {out}/plan.json, {out}/measured.json and {out}/trace.json.")
     output.result(

@@ -10,7 +10,8 @@ import typer
 
 from graphpipe.cli import options
 from graphpipe.cli.command import command
-from graphpipe.cli.output import Output, seconds
+from graphpipe.cli.output import Output
+from graphpipe.units import format_ns
 
 
 class Clock(StrEnum):
@@ -57,8 +58,8 @@ def emulate(
     timeline = run(found, clock=clock.value, iterations=iterations)
     output.text(render(timeline, output.width))
     output.text(
-        f"Emulated {seconds(timeline.iteration_ns / 1e9)}, "
-        f"simulated {seconds(predicted.iteration_ns / 1e9)} "
+        f"Emulated {format_ns(timeline.iteration_ns, 3)}, "
+        f"simulated {format_ns(predicted.iteration_ns, 3)} "
         f"({timeline.iteration_ns - predicted.iteration_ns:+d} ns)."
     )
     output.result(timeline)

@@ -150,19 +150,3 @@ def _jsonable(value: object) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def seconds(value: float) -> str:
-    """A duration for people: ``1.24 s``, ``3.1 ms``, ``250 us``."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value * 1e9:.0f} ns"
-
-
-def size(nbytes: float) -> str:
-    """A size for people, in powers of 1024: ``3.2 GiB``."""
-    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if nbytes >= 1024**power:
-            return f"{nbytes / 1024**power:.3g} {unit}"
-    return f"{nbytes:.0f} B"

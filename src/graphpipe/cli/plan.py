@@ -10,7 +10,8 @@ import typer
 
 from graphpipe.cli import options
 from graphpipe.cli.command import command
-from graphpipe.cli.output import Output, seconds
+from graphpipe.cli.output import Output
+from graphpipe.units import format_ns
 
 
 class Recompute(StrEnum):
@@ -141,7 +142,7 @@ def plan(
                 pin=dict(options.assignment(text, "--pin") for text in pin or ()),
             ),
             time_limit=time_limit,
-            progress=lambda done, best: tick(done, note=f"best so far {seconds(best)}"),
+            progress=lambda done, best: tick(done, note=f"best so far {format_ns(best * 1e9, 3)}"),
         )
     output.text(found)
     output.result(found)

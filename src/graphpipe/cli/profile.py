@@ -9,7 +9,8 @@ import typer
 
 from graphpipe.cli import options
 from graphpipe.cli.command import command
-from graphpipe.cli.output import Output, seconds
+from graphpipe.cli.output import Output
+from graphpipe.units import format_ns
 
 
 def register(app: typer.Typer) -> None:
@@ -57,7 +58,9 @@ def profile(
     for kind in sorted(costs.devices):
         for size in costs.micro_batches:
             forward, backward = costs.op_seconds(kind, size)
-            rows.append((kind, size, seconds(forward.sum()), seconds(backward.sum())))
+            rows.append(
+                (kind, size, format_ns(forward.sum() * 1e9, 3), format_ns(backward.sum() * 1e9, 3))
+            )
     output.table(
         "All operators of one micro-batch", ("device", "samples", "forward", "backward"), rows
     )

@@ -55,9 +55,9 @@ def report(
     from graphpipe.report.page import write_report
     from graphpipe.report.svg import timeline_svg
     from graphpipe.report.torch_schedule import schedule_csv
-    from graphpipe.report.words import describe
     from graphpipe.simulate.simulator import simulate
     from graphpipe.simulate.timeline import Timeline
+    from graphpipe.simulate.words import describe
 
     loaded = Plan.load(plan)
     timeline = simulate(loaded)

@@ -9,7 +9,8 @@ import typer
 
 from graphpipe.cli import options
 from graphpipe.cli.command import command
-from graphpipe.cli.output import Output, seconds
+from graphpipe.cli.output import Output
+from graphpipe.units import format_ns
 
 
 def register(app: typer.Typer) -> None:
@@ -79,7 +80,8 @@ def train(
         return
     losses = outcome.losses
     output.text(
-        f"{len(losses)} steps of {prepared.plan.batch_size} samples in {seconds(outcome.seconds)}: "
+        f"{len(losses)} steps of {prepared.plan.batch_size} samples in "
+        f"{format_ns(outcome.seconds * 1e9, 3)}: "
         f"loss {losses[0]:.4g} at first, {losses[-1]:.4g} at last."
     )
     output.result({"losses": losses, "seconds": outcome.seconds})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphpipe.plan.text import edge_bytes, ranks_text, time_text
+from graphpipe.plan.text import edge_bytes, ranks_text
+from graphpipe.units import format_ns
 
 if TYPE_CHECKING:
     from graphpipe.plan.plan import Plan
@@ -25,8 +26,8 @@ def to_dot(plan: Plan) -> str:
             f"b = {stage.micro_batch}, r = {stage.replicas}, W = {stage.in_flight}",
         ]
         for kind, times in sorted(stage.times.items()):
-            back = time_text(times.backward_ns) if stage.has_backward else "none"
-            label.append(f"{kind}: {time_text(times.forward_ns)} + {back}")
+            back = format_ns(times.backward_ns, 3) if stage.has_backward else "none"
+            label.append(f"{kind}: {format_ns(times.forward_ns, 3)} + {back}")
         style = "" if stage.has_backward else ', fillcolor="#f2f2f2", color="#888888"'
         lines.append(f'  s{number} [label="{_escaped(label)}"{style}];')
     for edge in plan.edges:

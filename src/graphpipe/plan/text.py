@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from graphpipe.plan.stage_graph import depth
+from graphpipe.units import format_bytes, format_count, format_ns
 
 if TYPE_CHECKING:
     from graphpipe.plan.plan import Plan
@@ -30,25 +31,25 @@ def _headline(plan: Plan) -> list[str]:
     copies = f", {plan.copies} copies" if plan.copies > 1 else ""
     by = f" by {plan.planner}" if plan.planner else ""
     lines = [
-        f"Plan for {plan.model or 'a model'}{by}: {_count(len(plan.stages), 'stage')} on "
-        f"{used} of {_count(plan.world_size, 'device')}{copies}, mini-batch "
-        f"{_count(plan.batch_size, 'sample')}, schedule {plan.schedule.builder or 'given'}"
+        f"Plan for {plan.model or 'a model'}{by}: {format_count(len(plan.stages), 'stage')} on "
+        f"{used} of {format_count(plan.world_size, 'device')}{copies}, mini-batch "
+        f"{format_count(plan.batch_size, 'sample')}, schedule {plan.schedule.builder or 'given'}"
     ]
     p = plan.prediction
     if p is None:
         lines.append(f"Not simulated; depth {depth(plan)}")
         return lines
     rate = plan.batch_size / (p.iteration_ns / 1e9) if p.iteration_ns else 0.0
-    line = f"Iteration {time_text(p.iteration_ns)} ({rate:,.1f} samples/s), depth {p.depth}"
+    line = f"Iteration {format_ns(p.iteration_ns, 3)} ({rate:,.1f} samples/s), depth {p.depth}"
     line += f", bubble {p.bubble:.1%}"
     if p.all_reduce_ns:
-        line += f", all-reduce {time_text(p.all_reduce_ns)}"
+        line += f", all-reduce {format_ns(p.all_reduce_ns, 3)}"
     if p.optimizer_ns:
-        line += f", optimizer {time_text(p.optimizer_ns)}"
+        line += f", optimizer {format_ns(p.optimizer_ns, 3)}"
     lines.append(line)
     if p.lower_bound_ns:
         gap = p.iteration_ns / p.lower_bound_ns - 1
-        lines.append(f"No plan can be faster than {time_text(p.lower_bound_ns)}: gap {gap:.1%}")
+        lines.append(f"No plan can be faster than {format_ns(p.lower_bound_ns, 3)}: gap {gap:.1%}")
     return lines
 
 
@@ -61,7 +62,7 @@ def _stage_rows(plan: Plan) -> list[list[str]]:
             [
                 str(number),
                 shorten(stage.name),
-                shorten(", ".join(stage.modules)) or _count(len(stage.ops), "op"),
+                shorten(", ".join(stage.modules)) or format_count(len(stage.ops), "op"),
                 ranks_text(stage.devices),
                 str(stage.micro_batch),
                 str(stage.replicas),
@@ -83,9 +84,9 @@ def _times(stage: Stage, which: str) -> str:
     values = sorted(
         {t.forward_ns if which == "forward" else t.backward_ns for t in stage.times.values()}
     )
-    text = time_text(values[0])
+    text = format_ns(values[0], 3)
     if len(values) > 1:
-        text += f" to {time_text(values[-1])}"
+        text += f" to {format_ns(values[-1], 3)}"
     if which == "backward" and stage.recompute:
         text += " (recomputes)"
     return text
@@ -97,15 +98,15 @@ def _memory(plan: Plan, stage: Stage) -> str:
     if p is None or not p.peak_memory:
         held = -(-stage.in_flight // (stage.micro_batch * stage.replicas))
         need = stage.memory.static + held * stage.memory.saved_per_micro_batch
-        return f"about {bytes_text(need)}" if need else "-"
+        return f"about {format_bytes(need, 3)}" if need else "-"
     share, rank = max(
         (p.peak_memory[rank] / plan.cluster.devices[rank].memory_bytes, rank)
         for rank in stage.devices
     )
     room = plan.cluster.devices[rank].memory_bytes
     if room > _UNLIMITED_BYTES:
-        return f"{bytes_text(p.peak_memory[rank])}, no limit"
-    return f"{bytes_text(p.peak_memory[rank])} of {bytes_text(room)} ({share:.0%})"
+        return f"{format_bytes(p.peak_memory[rank], 3)}, no limit"
+    return f"{format_bytes(p.peak_memory[rank], 3)} of {format_bytes(room, 3)} ({share:.0%})"
 
 
 def _edge_rows(plan: Plan) -> list[list[str]]:
@@ -131,8 +132,8 @@ def edge_bytes(edge: StageEdge, *, gradient: bool) -> str:
     else:
         per_sample = sum(t.bytes_per_sample for t in edge.tensors)
         fixed = sum(t.fixed_bytes for t in edge.tensors)
-    text = bytes_text(per_sample)
-    return f"{text} + {bytes_text(fixed)} a micro-batch" if fixed else text
+    text = format_bytes(per_sample, 3)
+    return f"{text} + {format_bytes(fixed, 3)} a micro-batch" if fixed else text
 
 
 def _closing(plan: Plan) -> list[str]:
@@ -143,7 +144,9 @@ def _closing(plan: Plan) -> list[str]:
     load, rank = max(loads, key=lambda item: (item[0], -item[1]))
     if load:
         names = " and ".join(repr(plan.stages[s].name) for s in plan.stages_of_device[rank])
-        lines.append(f"Bottleneck: device {rank} with {names}, {time_text(round(load))} a sample")
+        lines.append(
+            f"Bottleneck: device {rank} with {names}, {format_ns(round(load), 3)} a sample"
+        )
     shared = [r for r in range(plan.world_size) if len(plan.stages_of_device[r]) > 1]
     if shared:
         lines.append(f"Devices with several stages: {ranks_text(shared)}")
@@ -199,31 +202,3 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             groups.append([rank])
     return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
-
-
-def time_text(nanoseconds: int) -> str:
-    """``1.23 ms`` and the like."""
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
-        if nanoseconds >= size:
-            return (
-                f"{nanoseconds / size:.3g} {unit}"
-                if nanoseconds < 1000 * size
-                else (f"{nanoseconds / size:,.0f} {unit}")
-            )
-    return f"{nanoseconds} ns"
-
-
-def bytes_text(nbytes: float) -> str:
-    """``1.5 GiB`` and the like."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= size:
-            return (
-                f"{nbytes / size:.3g} {unit}"
-                if nbytes < 1000 * size
-                else (f"{nbytes / size:,.0f} {unit}")
-            )
-    return f"{nbytes:,.0f} B" if nbytes >= 100 else f"{nbytes:.3g} B"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -7,14 +7,7 @@ from graphpipe.planner.estimate import estimate
 from graphpipe.planner.layout import Layout
 from graphpipe.planner.seeds import Seed
 from graphpipe.planner.space import Space
-
-
-def bytes_text(nbytes: float) -> str:
-    """Bytes for people, three significant digits: ``9 GB``, ``1.25 MB``."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.0f} bytes"
+from graphpipe.units import format_bytes
 
 
 def check_sizes(space: Space) -> None:
@@ -38,9 +31,9 @@ def check_sizes(space: Space) -> None:
             raise InfeasibleError(
                 "An op alone is larger than any device",
                 where=f"op {units.graph.ops[op].name!r}",
-                expected=f"at most {bytes_text(largest)}",
-                got=f"{bytes_text(need)} of parameters, gradients and optimizer state",
-                fix=f"Use devices of {bytes_text(need)}, or an optimizer with less state",
+                expected=f"at most {format_bytes(largest)}",
+                got=f"{format_bytes(need)} of parameters, gradients and optimizer state",
+                fix=f"Use devices of {format_bytes(need)}, or an optimizer with less state",
             )
     every = tuple(range(len(units)))
     need, have = units.facts(every).static, sum(space.memory)
@@ -48,8 +41,8 @@ def check_sizes(space: Space) -> None:
         count = -(-need // max(space.memory))
         raise InfeasibleError(
             "The model does not fit into the cluster",
-            expected=f"at most {bytes_text(have)} on {len(space.memory)} devices",
-            got=f"{bytes_text(need)} of parameters, gradients and optimizer state",
+            expected=f"at most {format_bytes(have)} on {len(space.memory)} devices",
+            got=f"{format_bytes(need)} of parameters, gradients and optimizer state",
             fix=f"Use at least {count:.0f} such devices, or an optimizer with less state",
         )
 
@@ -79,8 +72,8 @@ def no_plan(space: Space, nearest: Seed | None, recompute: bool | str) -> Infeas
         "No plan fits the memory; in the nearest one a device lacks room for "
         f"{space.units.name(units)}",
         where=f"device {rank} ({space.cluster.devices[rank].kind})",
-        expected=f"at most {bytes_text(room)}",
-        got=f"{bytes_text(room + value.lack[worst])} with micro-batches of "
+        expected=f"at most {format_bytes(room)}",
+        got=f"{format_bytes(room + value.lack[worst])} with micro-batches of "
         f"{layout.batch_of(worst) // layout.replicas[worst]} samples",
         fix=_remedy(space, layout, worst, value.lack[worst], recompute),
     )
@@ -102,6 +95,6 @@ def _remedy(space: Space, layout: Layout, worst: int, lack: float, recompute: bo
     share = lack / max(space.memory)
     more = max(1, round(share * len(layout.replicas) + 0.5))
     return (
-        f"Use devices with {bytes_text(lack)} more, about {more} more device"
+        f"Use devices with {format_bytes(lack)} more, about {more} more device"
         f"{'s' if more > 1 else ''}, an optimizer with less state, or a smaller mini-batch"
     )

@@ -15,10 +15,10 @@ from graphpipe.plan.plan import Plan
 from graphpipe.plan.stage import Stage, StageEdge
 from graphpipe.plan.stage_graph import depth
 from graphpipe.planner.compare import ComparisonRow
-from graphpipe.report.analysis import bubble, busiest, device_uses, recompute_ns
-from graphpipe.report.words import describe, describe_measured, source_of
 from graphpipe.simulate.memory import memory_curves
 from graphpipe.simulate.timeline import Event, Timeline, Transfer
+from graphpipe.simulate.usage import bubble, busiest, device_uses, recompute_ns
+from graphpipe.simulate.words import describe, describe_measured, source_of
 
 Json = dict[str, Any]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from graphpipe.plan.plan import Plan
-from graphpipe.report.analysis import recompute_ns
-from graphpipe.report.units import format_bytes, format_ns
 from graphpipe.simulate.timeline import Event, Timeline
+from graphpipe.simulate.usage import recompute_ns
+from graphpipe.units import format_bytes, format_ns
 
 _FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 _TEXT, _MUTED, _LINE, _PAPER, _IDLE = "#1b2130", "#596275", "#c3c9d6", "#ffffff", "#eceef3"

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 
 from graphpipe.simulate.timeline import Event, Timeline
+from graphpipe.units import format_ns
 
 _IDLE, _REDUCE, _OPTIMIZER = ".", "=", "*"
 _LEAST_COLUMNS = 10
@@ -34,7 +35,7 @@ def render(timeline: Timeline, width: int | None = None) -> str:
         f"{100 * timeline.busy_ns[rank] / total:4.0f}%"
         for rank, events in enumerate(by_rank)
     ]
-    scale = f"{'':<{label}} 0{duration_text(total):>{room}}"
+    scale = f"{'':<{label}} 0{format_ns(total):>{room}}"
     return "\n".join([*lines, scale, *_legend(timeline, max(columns, label + room))])
 
 
@@ -91,11 +92,3 @@ def _legend(timeline: Timeline, width: int) -> list[str]:
         else:
             lines[-1] = joined[:width]
     return lines
-
-
-def duration_text(nanoseconds: int) -> str:
-    """``1.234 ms`` and the like."""
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.3f} {unit}"
-    return f"{nanoseconds} ns"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from graphpipe.report.units import format_bytes, format_ns, format_percent
-from graphpipe.report.words import describe, describe_measured
+from graphpipe.simulate.words import describe, describe_measured
+from graphpipe.units import format_bytes, format_ns, format_percent
 from tests.report import factory
 
 
@@ -13,12 +13,12 @@ def test_everything_that_matters_is_said() -> None:
     assert f"One iteration takes {took} for 32 samples: {rate:,} samples a second." in text
     share = format_percent(busy / timeline.iteration_ns)
     assert f"bottleneck is device 0, which works for {format_ns(busy)} of it ({share})" in text
-    assert "on stage 0 (image.0)." in text
+    assert "on stage 0 (image.0): forward " in text
     assert f"The bubble is {format_percent(timeline.bubble)}" in text
-    assert f"in {len(timeline.transfers)} messages." in text
+    assert f"in {len(timeline.transfers)} messages" in text
     assert f"device 0: {format_bytes(timeline.peak_memory[0])} of 16 GiB (" in text
     assert "above that bound." in text
-    assert "No stage runs on device 6." in text
+    assert "1 of 7 devices stay idle (6)" in text
 
 
 def test_parts_of_the_bubble_add_up() -> None:
@@ -32,7 +32,7 @@ def test_what_the_plan_does_not_know_is_not_said() -> None:
     plan = plan.model_copy(update={"prediction": None})
     timeline = timeline.model_copy(update={"peak_memory": (), "transfers": ()})
     text = "\n".join(describe(plan, timeline))
-    for word in ("bound", "Memory", "exchange", "No stage"):
+    for word in ("bound", "Memory", "exchange", "stay idle"):
         assert word not in text
 
 
@@ -44,7 +44,7 @@ def test_several_stages_of_the_bottleneck_are_all_named() -> None:
     )
     edges = (factory.edge(0, 1), factory.edge(1, 2))
     plan, timeline = factory.run(stages, edges, 4, 1)
-    assert "on stages 0 (head), 1 (middle) and 2 (tail)." in describe(plan, timeline)[1]
+    assert "on stages 0 (head), 1 (middle) and 2 (tail): " in describe(plan, timeline)[1]
 
 
 def test_a_measurement_is_compared_with_the_prediction() -> None:

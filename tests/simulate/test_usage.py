@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphpipe.plan.plan import Plan
-from graphpipe.report.analysis import bubble, busiest, covered_ns, device_uses, recompute_ns
 from graphpipe.simulate.timeline import Event, Timeline, Transfer
+from graphpipe.simulate.usage import bubble, busiest, covered_ns, device_uses, recompute_ns
 from tests.report import factory
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphpipe.report.units import format_bytes, format_count, format_ns, format_percent
+from graphpipe.units import format_bytes, format_count, format_ns, format_percent
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from graphpipe.plan.plan import Plan
-from graphpipe.report.analysis import DeviceUse, bubble, busiest, device_uses
-from graphpipe.report.units import format_bytes, format_count, format_ns, format_percent
+from graphpipe.plan.text import ranks_text
 from graphpipe.simulate.timeline import Timeline
+from graphpipe.simulate.usage import DeviceUse, bubble, busiest, device_uses
+from graphpipe.units import format_bytes, format_count, format_ns, format_percent
 
 
-def describe(plan: Plan, timeline: Timeline) -> tuple[str, ...]:
-    """Sentences on speed, bottleneck, bubble, messages, memory and what is left to gain."""
+def describe(plan: Plan, timeline: Timeline, *, bound: bool = True) -> tuple[str, ...]:
+    """Sentences on speed, bottleneck, bubble, messages, memory and what is left to gain.
+
+    Args:
+        plan: The plan.
+        timeline: One iteration of it, predicted or measured.
+        bound: Say how far the plan is above the lower bound that it records.
+    """
     uses = device_uses(plan, timeline)
     sentences = [_speed(plan, timeline), _bottleneck(plan, timeline, uses)]
     sentences.append(_bubble(uses, timeline.iteration_ns))
-    sentences += _messages(timeline)
+    sentences += _messages(plan, timeline)
     sentences += _memory(plan, timeline)
-    sentences += _lower_bound(plan, timeline)
-    if plan.idle_devices:
-        ranks = ", ".join(str(rank) for rank in plan.idle_devices)
-        plural = "s" if len(plan.idle_devices) > 1 else ""
-        sentences.append(f"No stage runs on device{plural} {ranks}.")
+    if bound:
+        sentences += _lower_bound(plan, timeline)
+    sentences += _idle(plan)
     return tuple(sentences)
 
 
@@ -65,10 +70,25 @@ def _bottleneck(plan: Plan, timeline: Timeline, uses: tuple[DeviceUse, ...]) -> 
     names = _listed([f"{stage} ({plan.stages[stage].name})" for stage in worst.stages])
     plural = "s" if len(worst.stages) > 1 else ""
     share = worst.busy_ns / timeline.iteration_ns if timeline.iteration_ns else 0.0
-    return (
+    used = [use.busy_ns for use in uses if use.stages]
+    text = (
         f"The bottleneck is device {worst.rank}, which works for {format_ns(worst.busy_ns)} of it "
-        f"({format_percent(share)}) on stage{plural} {names}."
+        f"({format_percent(share)}) on stage{plural} {names}: {_kinds(worst)}."
     )
+    if len(used) > 1:
+        text += f" The average device in use works for {format_ns(sum(used) / len(used))}."
+    return text
+
+
+def _kinds(use: DeviceUse) -> str:
+    kinds = {
+        "forward": use.forward_ns,
+        "recompute": use.recompute_ns,
+        "backward": use.backward_ns,
+        "all-reduce": use.all_reduce_ns,
+        "optimizer": use.optimizer_ns,
+    }
+    return ", ".join(f"{name} {format_ns(time)}" for name, time in kinds.items() if time)
 
 
 def _listed(items: list[str]) -> str:
@@ -91,12 +111,31 @@ def _bubble(uses: tuple[DeviceUse, ...], iteration_ns: int) -> str:
     )
 
 
-def _messages(timeline: Timeline) -> list[str]:
+def _messages(plan: Plan, timeline: Timeline) -> list[str]:
     if not timeline.transfers:
         return []
-    total = sum(transfer.nbytes for transfer in timeline.transfers)
-    count = format_count(len(timeline.transfers), "message")
-    return [f"Stages exchange {format_bytes(total)} in {count}."]
+    devices = plan.cluster.devices
+    between = 0
+    sent: dict[tuple[int, int], tuple[int, int]] = {}
+    for transfer in timeline.transfers:
+        edge = plan.edges[transfer.edge]
+        nbytes, spent = sent.get((edge.source, edge.target), (0, 0))
+        took = transfer.end_ns - transfer.start_ns
+        sent[edge.source, edge.target] = (nbytes + transfer.nbytes, spent + took)
+        if devices[transfer.source].node != devices[transfer.target].node:
+            between += transfer.nbytes
+    total = sum(nbytes for nbytes, _ in sent.values())
+    (source, target), (nbytes, spent) = max(sent.items(), key=lambda item: (item[1][1], item[0]))
+    text = (
+        f"Stages exchange {format_bytes(total)} in "
+        f"{format_count(len(timeline.transfers), 'message')}"
+    )
+    if len({device.node for device in devices}) > 1:
+        text += f", {format_bytes(between)} of it between nodes"
+    return [
+        f"{text}; most of the time goes to {source} ({plan.stages[source].name}) -> {target} "
+        f"({plan.stages[target].name}): {format_bytes(nbytes)} in {format_ns(spent)}."
+    ]
 
 
 def _memory(plan: Plan, timeline: Timeline) -> list[str]:
@@ -105,9 +144,26 @@ def _memory(plan: Plan, timeline: Timeline) -> list[str]:
     capacity = [device.memory_bytes for device in plan.cluster.devices]
     shares = [peak / limit for peak, limit in zip(timeline.peak_memory, capacity, strict=True)]
     fullest = max(range(len(shares)), key=lambda rank: (shares[rank], -rank))
-    return [
+    static = plan.static_bytes(fullest)
+    sentences = [
         f"Memory is tightest on device {fullest}: {format_bytes(timeline.peak_memory[fullest])} "
-        f"of {format_bytes(capacity[fullest])} ({format_percent(shares[fullest])}) at its peak."
+        f"of {format_bytes(capacity[fullest])} ({format_percent(shares[fullest])}) at its peak, "
+        f"{format_bytes(static)} of it parameters, gradients and optimizer state."
+    ]
+    recomputed = [f"{s} ({stage.name})" for s, stage in enumerate(plan.stages) if stage.recompute]
+    if recomputed:
+        plural = "s" if len(recomputed) > 1 else ""
+        sentences.append(f"To save memory, stage{plural} {_listed(recomputed)} recompute.")
+    return sentences
+
+
+def _idle(plan: Plan) -> list[str]:
+    idle = plan.idle_devices
+    if not idle:
+        return []
+    return [
+        f"{len(idle)} of {format_count(plan.world_size, 'device')} stay idle ({ranks_text(idle)}): "
+        "the search found nothing faster that uses them."
     ]
 
 
