@@ -54,6 +54,47 @@ class Structure:
         return max(depth)
 
 
+def stage_edges(
+    units: UnitGraph, stages: Sequence[Sequence[int]], facts: Sequence[StageFacts]
+) -> tuple[EdgeSpec, ...]:
+    """What passes between stages, by (source, target).
+
+    Args:
+        units: The unit graph.
+        stages: Units of each stage; each unit is in exactly one.
+        facts: Facts of each stage.
+    """
+    stage_of = [0] * len(units)
+    for s, members in enumerate(stages):
+        for u in members:
+            stage_of[u] = s
+    sums: dict[tuple[int, int], list[float]] = {}
+    for tensor in units.tensors:
+        source = stage_of[tensor.producer]
+        targets = {stage_of[u] for u in tensor.consumers}
+        targets.discard(source)
+        for target in targets:
+            row = sums.get((source, target))
+            if row is None:
+                row = sums[source, target] = [0.0, 0.0, 0.0, 0.0, 0, 0, 0]
+            row[0] += tensor.forward_bytes
+            row[1] += tensor.forward_fixed
+            row[2] += tensor.backward_bytes
+            row[3] += tensor.backward_fixed
+            row[4] += tensor.has_gradient
+            row[5] += tensor.batched
+            row[6] += tensor.batched and tensor.has_gradient
+    edges: list[EdgeSpec] = []
+    for (source, target), row in sorted(sums.items()):
+        gradient = row[4] > 0 and facts[source].has_backward and facts[target].has_backward
+        edges.append(
+            EdgeSpec(
+                source, target, row[0], row[1], row[2], row[3], gradient, row[5] > 0, row[6] > 0
+            )
+        )
+    return tuple(edges)
+
+
 class StageNumbers(NamedTuple):
     """A stage with its sizes: replicas, micro-batch, nanoseconds forward and backward
     (recomputation included)."""
@@ -193,39 +234,13 @@ class Space:
         stages = cut(units.predecessors, assign, self.fixed)
         if stages is None:
             return None
-        stage_of = [0] * len(units)
-        for s, members in enumerate(stages):
-            for u in members:
-                stage_of[u] = s
-        sums: dict[tuple[int, int], list[float]] = {}
-        for tensor in units.tensors:
-            source = stage_of[tensor.producer]
-            targets = {stage_of[u] for u in tensor.consumers}
-            targets.discard(source)
-            for target in targets:
-                row = sums.get((source, target))
-                if row is None:
-                    row = sums[source, target] = [0.0, 0.0, 0.0, 0.0, 0, 0, 0]
-                row[0] += tensor.forward_bytes
-                row[1] += tensor.forward_fixed
-                row[2] += tensor.backward_bytes
-                row[3] += tensor.backward_fixed
-                row[4] += tensor.has_gradient
-                row[5] += tensor.batched
-                row[6] += tensor.batched and tensor.has_gradient
         facts = tuple(units.facts(tuple(members)) for members in stages)
-        edges: list[EdgeSpec] = []
+        edges = stage_edges(units, stages, facts)
         consumers: list[list[tuple[int, int]]] = [[] for _ in stages]
         producers: list[list[tuple[int, int]]] = [[] for _ in stages]
-        for (source, target), row in sorted(sums.items()):
-            gradient = row[4] > 0 and facts[source].has_backward and facts[target].has_backward
-            consumers[source].append((target, len(edges)))
-            producers[target].append((source, len(edges)))
-            edges.append(
-                EdgeSpec(
-                    source, target, row[0], row[1], row[2], row[3], gradient, row[5] > 0, row[6] > 0
-                )
-            )
+        for number, edge in enumerate(edges):
+            consumers[edge.source].append((edge.target, number))
+            producers[edge.target].append((edge.source, number))
         part = tuple(assign[members[0]] for members in stages)
         of_part: list[list[int]] = [[] for _ in range(max(assign) + 1)]
         for s, p in enumerate(part):
@@ -235,7 +250,7 @@ class Space:
             part,
             tuple(self.fixed[members[0]] for members in stages),
             facts,
-            tuple(edges),
+            edges,
             consumers,
             producers,
             of_part,
