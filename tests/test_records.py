@@ -18,6 +18,7 @@ class Part(Record):
 
 class Thing(FileRecord):
     file_kind: ClassVar[str] = "test-thing"
+    written_by: ClassVar[str] = "graphpipe thing -o FILE"
     file_version: ClassVar[int] = 3
 
     kind: str = file_kind
@@ -97,8 +98,20 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         Thing.load(path)
 
 
+def test_a_file_of_something_else_is_told_by_its_beginning() -> None:
+    for text in ("a picture, say", b"\x89PNG\r\n"):
+        with pytest.raises(FileFormatError) as caught:
+            Thing.from_json(text, where="thing.png")
+        begins = text if isinstance(text, str) else "\ufffdPNG\r\n"
+        assert f"a file that begins with {begins!r}" in str(caught.value)
+        assert "'graphpipe thing -o FILE' writes such a file." in str(caught.value)
+        assert "b'" not in str(caught.value)
+    with pytest.raises(FileFormatError, match="Got an empty file"):
+        Thing.from_json("")
+
+
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="No such file"):
+    with pytest.raises(FileFormatError, match=r"No such file.*graphpipe thing"):
         Thing.load(tmp_path / "nothing.json")
     with pytest.raises(FileFormatError, match="directory"):
         Thing.load(tmp_path)

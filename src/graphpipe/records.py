@@ -27,10 +27,12 @@ class FileRecord(Record):
     """A record that is a file of its own.
 
     Subclasses set ``file_kind`` and ``file_version`` and declare the fields ``kind`` and
-    ``version`` with these values as defaults.
+    ``version`` with these values as defaults. ``written_by`` is a command that writes such
+    a file, for messages.
     """
 
     file_kind: ClassVar[str]
+    written_by: ClassVar[str] = ""
     file_version: ClassVar[int]
 
     kind: str
@@ -50,10 +52,11 @@ class FileRecord(Record):
         try:
             record = cls.model_validate_json(text)
         except ValidationError as error:
-            raise FileFormatError(*_describe(error, cls.file_kind), where=where) from None
+            what, got = _describe(error, cls.file_kind)
+            raise FileFormatError(what, where=where, got=got, fix=cls._remedy()) from None
         except RecursionError:
             raise FileFormatError(
-                f"This {cls.file_kind} file nests too deeply", where=where
+                f"This {cls.file_kind} file nests too deeply", where=where, fix=cls._remedy()
             ) from None
         return record._checked_header(where)
 
@@ -112,15 +115,30 @@ class FileRecord(Record):
             text = Path(path).read_bytes()
         except OSError as error:
             raise FileFormatError(
-                f"Cannot read the {cls.file_kind} file: {error.strerror}", where=str(path)
+                f"Cannot read the {cls.file_kind} file: {error.strerror}",
+                where=str(path),
+                fix=cls._remedy(),
             ) from None
         return cls.from_json(text, where=str(path))
 
+    @classmethod
+    def _remedy(cls) -> str | None:
+        return f"'{cls.written_by}' writes such a file" if cls.written_by else None
 
-def _describe(error: ValidationError, kind: str) -> tuple[str]:
-    """The first few problems of a validation error, each with the path of its field."""
+
+def _describe(error: ValidationError, kind: str) -> tuple[str, str | None]:
+    """The first few problems of a validation error, each with the path of its field.
+
+    Of a text that is no JSON at all, what it begins with is told apart.
+    """
     problems: list[str] = []
     details: list[Any] = list(error.errors(include_url=False, include_context=False))
+    if details[0]["type"] == "json_invalid":
+        text = details[0]["input"]
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+        reason = details[0]["msg"].removeprefix("Invalid JSON: ")
+        begins = f"a file that begins with {text[:20]!r}" if text else "an empty file"
+        return f"Not a {kind} file, or a damaged one: no valid JSON, {reason}", begins
     for item in details[:3]:
         path = ".".join(str(part) for part in item["loc"]) or "(top level)"
         found = repr(item.get("input"))
@@ -128,4 +146,4 @@ def _describe(error: ValidationError, kind: str) -> tuple[str]:
             found = found[:57] + "..."
         problems.append(f"field '{path}': {item['msg']} (found {found})")
     more = f"; and {len(details) - 3} more" if len(details) > 3 else ""
-    return (f"Not a valid {kind} file: " + "; ".join(problems) + more,)
+    return f"Not a valid {kind} file: " + "; ".join(problems) + more, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -142,10 +143,15 @@ def plan(
                 pin=dict(options.assignment(text, "--pin") for text in pin or ()),
             ),
             time_limit=time_limit,
-            progress=lambda done, best: tick(done, note=f"best so far {format_ns(best * 1e9, 3)}"),
+            progress=lambda done, best: tick(done, note=_best(best)),
         )
     output.text(found)
     output.result(found)
     if out is not None:
         found.save(out)
         output.note(f"Wrote {out}.")
+
+
+def _best(seconds: float) -> str:
+    """What stands beside the bar; nothing has been found yet while it is infinite."""
+    return f"best so far {format_ns(seconds * 1e9, 3)}" if isfinite(seconds) else ""

@@ -61,6 +61,7 @@ class Cluster(FileRecord):
     """The devices a plan is made for: JSON, or TOML as :mod:`graphpipe.cost.cluster_file` says."""
 
     file_kind: ClassVar[str] = "graphpipe-cluster"
+    written_by: ClassVar[str] = "graphpipe cluster show NAME -o FILE"
     file_version: ClassVar[int] = 1
 
     kind: str = file_kind

@@ -35,6 +35,7 @@ class CostTableFile(FileRecord):
     """The fields of :class:`~graphpipe.cost.table.CostTable` as JSON."""
 
     file_kind: ClassVar[str] = "graphpipe-costs"
+    written_by: ClassVar[str] = "graphpipe profile MODEL -o FILE"
     file_version: ClassVar[int] = 1
 
     kind: str = file_kind

@@ -234,6 +234,7 @@ class ModelGraph(FileRecord):
     """
 
     file_kind: ClassVar[str] = "graphpipe-graph"
+    written_by: ClassVar[str] = "graphpipe capture MODEL -o FILE"
     file_version: ClassVar[int] = 1
 
     kind: str = file_kind

@@ -60,6 +60,7 @@ class Plan(FileRecord):
     """
 
     file_kind: ClassVar[str] = "graphpipe-plan"
+    written_by: ClassVar[str] = "graphpipe plan MODEL -o FILE"
     file_version: ClassVar[int] = 1
 
     kind: str = file_kind

@@ -110,6 +110,7 @@ class Comparison(FileRecord):
     """Rows of one or several comparisons."""
 
     file_kind: ClassVar[str] = "graphpipe-comparison"
+    written_by: ClassVar[str] = "graphpipe compare MODEL -o FILE"
     file_version: ClassVar[int] = 1
 
     kind: str = file_kind

@@ -44,6 +44,7 @@ class Timeline(FileRecord):
     """All events and transfers of an iteration, with the peaks that followed from them."""
 
     file_kind: ClassVar[str] = "graphpipe-timeline"
+    written_by: ClassVar[str] = "graphpipe simulate PLAN -o FILE"
     file_version: ClassVar[int] = 1
 
     kind: str = file_kind
