@@ -44,6 +44,18 @@ class DownSets:
     def __len__(self) -> int:
         return int(self.members.shape[0])
 
+    def size(self, index: int) -> int:
+        """Nodes of set number ``index``."""
+        return int(self._sizes[index])
+
+    @cached_property
+    def _sizes(self) -> IntArray:
+        return self.members.sum(axis=1).astype(np.intp)
+
+    def supersets(self, indices: IntArray) -> npt.NDArray[np.bool_]:
+        """[indices, sets]: whether each set holds all of each indexed set (itself included)."""
+        return np.asarray(self._inside[indices])
+
     def below(self, index: int) -> IntArray:
         """Positions of the strict subsets of set number ``index``, ascending."""
         size = int(self.members[index].sum())

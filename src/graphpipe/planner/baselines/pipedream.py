@@ -20,10 +20,12 @@ splits at states that do not, where the difference of two states has no meaning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from graphpipe.errors import InfeasibleError
 from graphpipe.planner.baselines.downsets import (
@@ -34,7 +36,10 @@ from graphpipe.planner.baselines.downsets import (
     enumerate_down_sets,
 )
 
-_FEW_MACHINES = 8
+_BLOCK = 1 << 12
+"""Last stages that are looked at together: their tables stay in the cache."""
+_BATCH_BYTES = 1 << 26
+"""Of the tables for starts that are looked at together."""
 _TABLE_LIMIT_BYTES = 1 << 30
 """Tables over all ranges are refused above this size: the lower levels need them."""
 
@@ -146,8 +151,8 @@ class _Prefix:
     def __init__(self, cumulative: FloatArray) -> None:
         self._cumulative = cumulative
 
-    def column(self, starts: IntArray, end: int) -> FloatArray:
-        return np.asarray(self._cumulative[end] - self._cumulative[starts])
+    def of(self, starts: IntArray, ends: IntArray) -> FloatArray:
+        return np.asarray(self._cumulative[ends] - self._cumulative[starts])
 
 
 class _Matrix:
@@ -156,11 +161,34 @@ class _Matrix:
     def __init__(self, seconds: FloatArray) -> None:
         self._seconds = seconds
 
-    def column(self, starts: IntArray, end: int) -> FloatArray:
-        return np.asarray(self._seconds[starts, end])
+    def of(self, starts: IntArray, ends: IntArray) -> FloatArray:
+        return np.asarray(self._seconds[starts, ends])
 
 
 _Base = _Prefix | _Matrix
+
+
+class _Block(NamedTuple):
+    """Last stages of some ranges that end at sets of one size.
+
+    Attributes:
+        starts: Where the ranges start.
+        ends: Where they end, ascending for each start.
+        first: Position in ``cuts`` of the first cut of each range.
+        cuts: For each range, the sets at which its last stage may start, ascending.
+        range_of: The range that each cut belongs to.
+    """
+
+    starts: IntArray
+    ends: IntArray
+    first: IntArray
+    cuts: IntArray
+    range_of: IntArray
+
+    @property
+    def stops(self) -> IntArray:
+        """The end of the range of each cut."""
+        return self.ends[self.range_of]
 
 
 class _Search:
@@ -182,72 +210,83 @@ class _Search:
         self.synchronise_every = synchronise_every
         self.check = check
 
-    def all_stage_seconds(
-        self, base: _Base, level: Level, starts: IntArray, end: int, widest: int
-    ) -> FloatArray:
-        """[machines - 1, starts]: seconds of the stages from each of ``starts`` to ``end`` on
-        1 to ``widest`` machines."""
-        machines = np.arange(1, widest + 1)[:, None]
-        parameters = self.parameters[end] - self.parameters[starts]
-        reduce = 4 * (machines - 1) * parameters / (level.bandwidth * machines)
-        reduce /= self.synchronise_every
-        return np.asarray((base.column(starts, end) + reduce) / machines)
+    def stage_seconds(self, base: _Base, level: Level, within: int, block: _Block) -> FloatArray:
+        """[machines - 1, cuts]: seconds of the last stages on 1, 2 ... machines.
 
-    def whole_seconds(
-        self, base: _Base, level: Level, within: int, starts: IntArray, end: int, machines: int
-    ) -> FloatArray:
-        """The same where the stage is the whole range: its reduction is shared by the level
-        below, as in the authors' program."""
-        parameters = self.parameters[end] - self.parameters[starts]
-        reduce = 4 * (machines - 1) * parameters / (level.bandwidth * machines)
-        reduce /= within * self.synchronise_every
-        return np.asarray((base.column(starts, end) + reduce) / machines)
+        Where a stage is its whole range, its reduction is shared by the level below (``within``
+        machines), as in the authors' program.
+        """
+        machines = np.arange(1, (1 if self.straight else level.machines) + 1)[:, None]
+        share = 4 * (machines - 1) / (level.bandwidth * machines * self.synchronise_every)
+        stops = block.stops
+        reduce = share * (self.parameters[stops] - self.parameters[block.cuts])
+        if within > 1:
+            whole = block.cuts == block.starts[block.range_of]
+            reduce = np.where(whole, reduce / within, reduce)
+        return np.asarray((base.of(block.cuts, stops) + reduce) / machines)
 
-    def too_big(
-        self, level: Level, starts: IntArray, end: int, machines: int, used: int
-    ) -> np.ndarray:
-        """Where the stage from ``starts`` to ``end`` keeps more than a machine has, if it and
-        all stages before it use ``used`` machines."""
+    def allowed(self, level: Level, seconds: FloatArray, block: _Block, used: int) -> FloatArray:
+        """The seconds of last stages on 1, 2 ... ``used`` machines, inf where memory is short.
+
+        It is short where a machine keeps more than it has, if the stage and all before it use
+        ``used`` machines.
+        """
+        last = seconds[:used]
         if self.memory_bytes is None:
-            return np.zeros(len(starts), dtype=bool)
-        kept = self.activations[end] - self.activations[starts]
-        kept = kept + self.parameters[end] - self.parameters[starts]
-        admitted = -(-(level.machines - used) // machines)
-        return np.asarray(admitted * kept > self.memory_bytes)
+            return last
+        stops = block.stops
+        kept = self.activations[stops] - self.activations[block.cuts]
+        kept = kept + self.parameters[stops] - self.parameters[block.cuts]
+        admitted = -(-(level.machines - used) // np.arange(1, len(last) + 1)[:, None])
+        return np.where(admitted * kept > self.memory_bytes, np.inf, last)
 
-    def from_start(self, base: _Base, level: Level, within: int, start: int) -> FloatArray:
-        """[machines, ends]: best split of the ranges from set ``start`` to each larger one."""
-        count, total = len(self.sets), level.machines
-        best = np.full((total + 1, count), np.inf)
-        best[0, start] = 0.0
-        widest = 1 if self.straight else total
-        for end in self.sets.above(start):
+    def solve(
+        self, base: _Base, level: Level, within: int, starts: IntArray, blocks: Iterable[_Block]
+    ) -> FloatArray:
+        """[machines, starts, ends]: best splits of the ranges from each of ``starts``.
+
+        Args:
+            base: Work of a range on one unit of the level.
+            level: The machines to divide among stages.
+            within: Machines of the level below.
+            starts: Sets at which the ranges start, ascending.
+            blocks: Their ranges, small ends first; their ``starts`` are positions in ``starts``.
+        """
+        count = level.machines
+        best = np.full((count + 1, len(starts), len(self.sets)), np.inf)
+        best[0, np.arange(len(starts)), starts] = 0.0
+        for block in blocks:
             self.check()
-            starts = self.sets.between(start, int(end))
-            seconds = self.all_stage_seconds(base, level, starts, int(end), widest)
-            for machines in range(1, widest + 1):
-                whole = self.whole_seconds(base, level, within, starts[:1], int(end), machines)
-                seconds[machines - 1, 0] = whole[0]
-            if self.memory_bytes is not None:
-                best[:, end] = self._within_memory(level, best, seconds, starts, int(end))
-            elif total <= _FEW_MACHINES:
-                best[1:, end] = _combine_at_once(best[:, starts], seconds, total)
-            else:
-                best[1:, end] = _combine(best[:, starts], seconds, total)
+            of_sets = block._replace(starts=starts[block.starts])
+            seconds = self.stage_seconds(base, level, within, of_sets)
+            before = best[:, block.starts[block.range_of], block.cuts]
+            for used in range(1, count + 1):
+                last = self.allowed(level, seconds, block, used)
+                slowest = np.maximum(before[used - len(last) : used][::-1], last).min(axis=0)
+                column = np.minimum.reduceat(slowest, block.first)
+                best[used, block.starts, block.ends] = column
         return best
 
-    def _within_memory(
-        self, level: Level, best: FloatArray, seconds: FloatArray, starts: IntArray, end: int
-    ) -> FloatArray:
-        """The same for one end, where each number of machines has its own memory check."""
-        column = np.full(level.machines + 1, np.inf)
-        for machines in range(1, len(seconds) + 1):
-            last = seconds[machines - 1]
-            for used in range(machines, level.machines + 1):
-                big = self.too_big(level, starts, end, machines, used)
-                slower = np.maximum(best[used - machines, starts], np.where(big, np.inf, last))
-                column[used] = min(column[used], slower.min())
-        return column
+    def from_start(self, base: _Base, level: Level, within: int, start: int) -> FloatArray:
+        """[machines, ends]: best splits of the ranges from set ``start`` to each larger one."""
+        only = np.array([start], dtype=np.intp)
+        return self.solve(base, level, within, only, self.blocks(start))[:, 0]
+
+    def blocks(self, start: int) -> Iterator[_Block]:
+        """All ranges from ``start``, small ends first: a block only needs those before it."""
+        ends: list[int] = []
+        cuts: list[IntArray] = []
+        size = held = 0
+        for end in self.sets.above(start):
+            if ends and (self.sets.size(end) != size or held > _BLOCK):
+                yield _block(ends, cuts)
+                ends, cuts, held = [], [], 0
+            size = self.sets.size(end)
+            ends.append(int(end))
+            cuts.append(self.sets.between(start, int(end)))
+            held += len(cuts[-1])
+        if ends:
+            yield _block(ends, cuts)
 
     def all_ranges(self, base: _Base, level: Level, within: int) -> FloatArray:
         """[starts, ends]: best split of every range over all machines of the level.
@@ -264,28 +303,49 @@ class _Search:
                 fix="Coarsen the graph first, for instance by fusing chains",
             )
         found = np.full((count, count), np.inf)
-        for start in range(count):
-            found[start] = self.from_start(base, level, within, start)[level.machines]
+        whole = list(self.blocks(0))
+        most = max(1, _BATCH_BYTES // (8 * (level.machines + 1) * count))
+        low, together = 0, 1
+        while low < count:
+            starts = np.arange(low, min(count, low + together))
+            inside = self.sets.supersets(starts)
+            blocks = [_inside(block, inside) for block in whole if block.ends[-1] > low]
+            blocks = [block for block in blocks if len(block.ends)]
+            found[starts] = self.solve(base, level, within, starts, blocks)[level.machines]
+            # The next starts have a few cuts less each: as many as fill the tables of a block.
+            cuts = sum(len(block.cuts) for block in blocks)
+            wanted = _BLOCK * len(blocks) * len(starts) // max(1, cuts)
+            low, together = low + len(starts), max(1, min(wanted, most))
         return found
 
 
-def _combine(before: FloatArray, seconds: FloatArray, total: int) -> FloatArray:
-    """[used - 1]: the least, over all last stages, of the slower of it and what is before it."""
-    column = np.full(total + 1, np.inf)
-    for machines in range(1, len(seconds) + 1):
-        slowest = np.maximum(before[: total + 1 - machines], seconds[machines - 1]).min(axis=1)
-        np.minimum(column[machines:], slowest, out=column[machines:])
-    return column[1:]
+def _block(ends: list[int], cuts: list[IntArray]) -> _Block:
+    """The ranges from one start to ``ends``, each with its cuts."""
+    lengths = [len(each) for each in cuts]
+    first = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.intp)
+    positions = np.arange(len(ends))
+    return _Block(
+        np.zeros(len(ends), dtype=np.intp),
+        np.array(ends, dtype=np.intp),
+        first,
+        np.concatenate(cuts),
+        np.repeat(positions, lengths),
+    )
 
 
-def _combine_at_once(before: FloatArray, seconds: FloatArray, total: int) -> FloatArray:
-    """The same in few calls, for short arrays."""
-    pairs = [(u, m) for u in range(1, total + 1) for m in range(1, min(u, len(seconds)) + 1)]
-    earlier = [u - m for u, m in pairs]
-    last = [m - 1 for _, m in pairs]
-    slowest = np.maximum(before[earlier], seconds[last]).min(axis=1)
-    firsts = [i for i, (u, m) in enumerate(pairs) if m == 1]
-    return np.asarray(np.minimum.reduceat(slowest, firsts))
+def _inside(block: _Block, supersets: npt.NDArray[np.bool_]) -> _Block:
+    """What is left of a block of ranges from the empty set if they start at other sets.
+
+    ``supersets`` has a row for each of these and says which sets hold it.
+    """
+    starts, kept = np.nonzero(supersets[:, block.cuts])
+    ranges = block.range_of[kept]
+    key = starts * len(block.ends) + ranges
+    new = np.diff(key, prepend=-1) != 0
+    first = np.flatnonzero(new)
+    return _Block(
+        starts[first], block.ends[ranges[first]], first, block.cuts[kept], np.cumsum(new) - 1
+    )
 
 
 def _stages(
@@ -317,21 +377,14 @@ def _split(
     found: list[tuple[int, int, int]] = []
     used, end = level.machines, stop
     while end != start:
-        starts = search.sets.between(start, end)
-        widest = 1 if search.straight else used
-        seconds = search.all_stage_seconds(base, level, starts, end, widest)
-        for machines in range(1, widest + 1):
-            whole = search.whole_seconds(base, level, within, starts[:1], end, machines)
-            last = seconds[machines - 1]
-            last[0] = whole[0]
-            big = search.too_big(level, starts, end, machines, used)
-            slowest = np.maximum(best[used - machines, starts], np.where(big, np.inf, last))
-            hits = np.flatnonzero(slowest == best[used, end])
-            if len(hits):
-                break
-        else:
-            raise AssertionError("the table names a value that no stage attains")
-        low = int(starts[hits[0]])
+        block = _block([end], [search.sets.between(start, end)])
+        block = block._replace(starts=np.array([start], dtype=np.intp))
+        seconds = search.stage_seconds(base, level, within, block)
+        last = search.allowed(level, seconds, block, used)
+        before = best[used - len(last) : used, block.cuts][::-1]
+        hits = np.argwhere(np.maximum(before, last) == best[used, end])
+        assert len(hits), "the table names a value that no stage attains"
+        machines, low = int(hits[0, 0]) + 1, int(block.cuts[hits[0, 1]])
         found.append((low, end, machines))
         used, end = used - machines, low
     return found[::-1]

@@ -118,7 +118,6 @@ def _fitting_plan(
             block=spec.block,
             in_flight=spec.in_flight,
             recompute=stage.recompute,
-            name=units.name(stage.units),
         )
         for stage, spec in zip(judged.recipe.stages, problem.stages, strict=True)
     ]
