@@ -46,7 +46,7 @@ def test_everything_is_derived() -> None:
     plan = make()
     graph = two_towers()
     assert (plan.model, plan.fingerprint) == ("two towers", graph.fingerprint)
-    assert [stage.name for stage in plan.stages] == ["image", "text", "join..loss"]
+    assert [stage.name for stage in plan.stages] == ["image", "text", "join + loss"]
     assert [stage.modules for stage in plan.stages] == [("image",), ("text",), ("join", "loss")]
     assert [stage.in_flight for stage in plan.stages] == [4, 4, 2]
     assert [(e.source, e.target) for e in plan.edges] == [(0, 2), (1, 2)]
@@ -174,7 +174,7 @@ def test_one_note_about_ops_that_mix_samples() -> None:
     graph = two_towers(loss={"coupled": True}, join={"coupled": True})
     plan = assemble(graph, None, cluster_of(3), choices(), batch_size=8)
     (note,) = plan.notes
-    assert "join (toy) and 1 more in stage 'join..loss'" in note
+    assert "join (toy) and 1 more in stage 'join + loss'" in note
     assert "micro_batch = 8" in note
     whole = assemble(graph, None, cluster_of(3), choices(b=(2, 2, 8)), batch_size=8)
     assert whole.notes == ()
@@ -187,7 +187,7 @@ def test_names_are_unique() -> None:
         StageChoice(("i2",), 2, 1, (1,)),
         StageChoice(("t1", "t2", "join", "loss"), 2, 1, (2,), name="image"),
     ]
-    assert [s.name for s in make(stages).stages] == ["image", "image #2", "image #3"]
+    assert [s.name for s in make(stages).stages] == ["image (part)", "image (part) (2)", "image"]
 
 
 def test_cycles_are_refused_by_name() -> None:

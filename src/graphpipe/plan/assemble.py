@@ -18,6 +18,7 @@ from graphpipe.plan.builders import build_schedule
 from graphpipe.plan.edges import cuts_of, edges_of_cuts, gradient_ops, input_signatures
 from graphpipe.plan.in_flight import in_flight_bounds
 from graphpipe.plan.modules import modules_of
+from graphpipe.plan.names import stage_names
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.problem import PipelineProblem, StageSpec, edge_spec
 from graphpipe.plan.ranges import copy_range
@@ -109,7 +110,7 @@ def assemble(
     edges = edges_of_cuts(graph, cuts, costs)
     with_gradient = gradient_ops(graph)
     backward = [any(name in with_gradient for name in cut.ops) for cut in cuts]
-    names = _names(graph, choices, cuts)
+    names = stage_names(graph, [cut.ops for cut in cuts], [choice.name for choice in choices])
     samples = max(len(copy_range(c, copies, batch_size)) for c in range(copies))
     bounds = _bounds(choices, edges, backward, samples, names)
     stages = [
@@ -217,35 +218,6 @@ def _bounds(
         )
         for choice, block, in_flight in zip(choices, *found, strict=True)
     ]
-
-
-def _names(
-    graph: ModelGraph, choices: Sequence[StageChoice], cuts: Sequence[StageCut]
-) -> list[str]:
-    """Given names, else the longest module path that all ops of a stage share; made unique."""
-    out: list[str] = []
-    taken: set[str] = set()
-    for choice, cut in zip(choices, cuts, strict=True):
-        name = choice.name or _common_module(graph, cut.ops)
-        unique, number = name, 2
-        while unique in taken:
-            unique, number = f"{name} #{number}", number + 1
-        taken.add(unique)
-        out.append(unique)
-    return out
-
-
-def _common_module(graph: ModelGraph, ops: Sequence[str]) -> str:
-    if not ops:
-        return "empty"
-    paths = [(graph.op_by_name[name].module or name).split(".") for name in ops]
-    shared = 0
-    while all(len(path) > shared and path[shared] == paths[0][shared] for path in paths):
-        shared += 1
-    if shared:
-        return ".".join(paths[0][:shared])
-    tops = list(dict.fromkeys(path[0] for path in paths))
-    return tops[0] if len(tops) == 1 else f"{tops[0]}..{tops[-1]}"
 
 
 def _times(

@@ -18,6 +18,7 @@ from graphpipe.cost.table import CostTable
 from graphpipe.graph.coarsen import coarsen
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.plan.edges import gradient_ops
+from graphpipe.plan.names import stage_names
 
 
 class UnitTensor(NamedTuple):
@@ -293,17 +294,9 @@ class UnitGraph:
         return out
 
     def name(self, units: Iterable[int]) -> str:
-        """A short name for a stage: the longest module path that all its ops share."""
-        paths = [
-            self.graph.ops[op].module or self.graph.ops[op].name
-            for u in units
-            for op in self.members[u]
-        ]
-        parts = [path.split(".") for path in paths]
-        shared = 0
-        while all(len(p) > shared and p[shared] == parts[0][shared] for p in parts):
-            shared += 1
-        return ".".join(parts[0][:shared]) or f"{parts[0][0]}..{parts[-1][0]}"
+        """What a stage of these units is called."""
+        ops = [self.graph.ops[op].name for u in units for op in self.members[u]]
+        return stage_names(self.graph, [ops])[0]
 
 
 IMPOSSIBLE_NS = 10**15
