@@ -35,7 +35,7 @@ def test_a_plan_that_was_not_simulated() -> None:
                                 "none", "about", "3", "MiB"]  # fmt: skip
     assert "0 -> 1  s0 -> s1  2 KiB + 16 B a micro-batch  none" in text
     assert lines[-3:] == [
-        "Bottleneck: device 2 with 's1', 3 ms a sample",
+        "Most compute: device 2 with 's1', 3 ms a sample",
         "Idle devices: 3",
         "Note: look here",
     ]
@@ -60,7 +60,7 @@ def test_shared_devices_are_named() -> None:
         tuple(s._replace(devices=(0,), replicas=1) for s in PROBLEM.stages), PROBLEM.edges, 8, 1
     )
     assert "Devices with several stages: 0" in str(plan_of(shared))
-    assert "Bottleneck: device 0 with 's0' and 's1'" in str(plan_of(shared))
+    assert "Most compute: device 0 with 's0' and 's1'" in str(plan_of(shared))
 
 
 def test_ranks_and_long_names() -> None:

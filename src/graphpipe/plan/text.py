@@ -145,7 +145,7 @@ def _closing(plan: Plan) -> list[str]:
     if load:
         names = " and ".join(repr(plan.stages[s].name) for s in plan.stages_of_device[rank])
         lines.append(
-            f"Bottleneck: device {rank} with {names}, {format_ns(round(load), 3)} a sample"
+            f"Most compute: device {rank} with {names}, {format_ns(round(load), 3)} a sample"
         )
     shared = [r for r in range(plan.world_size) if len(plan.stages_of_device[r]) > 1]
     if shared:
