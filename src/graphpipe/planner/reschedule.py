@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from graphpipe.plan.builders.list_schedule import play, priority_keys, split_far
+from graphpipe.plan.builders.list_schedule import Priority, play, priority_keys, split_far
 from graphpipe.plan.problem import PipelineProblem
 from graphpipe.plan.task_graph import TaskGraph
 
@@ -45,6 +46,10 @@ def reschedule(
     delays_ns: Sequence[tuple[int, int]],
     after_ns: Sequence[int],
     rounds: int = 1,
+    *,
+    order: Sequence[Sequence[int]] = (),
+    priority: Priority = "sample",
+    lead: Sequence[int] | None = None,
 ) -> tuple[Timed, TaskGraph] | None:
     """Schedules the tasks of one copy.
 
@@ -53,12 +58,20 @@ def reschedule(
         delays_ns: By edge, nanoseconds of a message forward and backward.
         after_ns: By rank, what follows its last task.
         rounds: Backward-forward rounds after the first forward pass.
+        order: Lists of task numbers that must run one after the other in this order.
+        priority: Of the first forward pass, see :func:`~graphpipe.plan.builders.list_schedule`.
+        lead: Likewise.
 
     Returns:
-        The best schedule found, and its tasks; None if the in-flight bounds deadlock.
+        The best schedule found, and its tasks; None if the in-flight bounds or the order
+        deadlock.
     """
     graph = TaskGraph(problem, bounded=True)
-    keys = priority_keys(graph, "sample", None)
+    for line in order:
+        for task, following in pairwise(line):
+            graph.successors[task].append(following)
+            graph.missing[following] += 1
+    keys = priority_keys(graph, priority, lead)
     far = split_far(graph, delays_ns)
     lines, end, stalled = play(graph, keys, far)
     if stalled:
