@@ -50,7 +50,7 @@ class DownSets:
 
     @cached_property
     def _sizes(self) -> IntArray:
-        return self.members.sum(axis=1).astype(np.intp)
+        return np.asarray(self.members.sum(axis=1), dtype=np.intp)
 
     def supersets(self, indices: IntArray) -> npt.NDArray[np.bool_]:
         """[indices, sets]: whether each set holds all of each indexed set (itself included)."""
