@@ -79,11 +79,50 @@ class TensorSpec(Record):
         return self
 
 
+class ParamSlice(Record):
+    """Which part of a parameter of the model an entry of ``ModelGraph.parameters`` is.
+
+    Attributes:
+        of: Canonical name of the whole parameter.
+        dim: Dimension along which it is cut.
+        start: First index of the slice in that dimension.
+        length: Its size there.
+        full_shape: Shape of the whole parameter.
+    """
+
+    of: str
+    dim: int
+    start: int
+    length: int
+    full_shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The entry's name, as one would write the slice: ``joint.0.weight[:, 0:512]``."""
+        before = ":, " * self.dim
+        return f"{self.of}[{before}{self.start}:{self.start + self.length}]"
+
+
+class JoinSplit(Record):
+    """A weight that is cut where the concatenation that it multiplies was put together.
+
+    Attributes:
+        parameter: Canonical name of the weight.
+        widths: Features that each slice of it multiplies, in the order of the concatenation.
+    """
+
+    parameter: str
+    widths: tuple[int, ...]
+
+
 class Parameter(Record):
     """A parameter or buffer of the model under its canonical name.
 
     The canonical name is the first of ``model.named_parameters()`` (or
-    ``named_buffers()``); ``aliases`` are the other names of a tied parameter.
+    ``named_buffers()``); ``aliases`` are the other names of a tied parameter. Where a join was
+    split (:func:`graphpipe.graph.split_joins.split_joins`), each ``slice`` of the weight is an
+    entry of its own, named by :attr:`ParamSlice.name`, and the slices of a parameter stand
+    together, in order.
     """
 
     name: str
@@ -93,6 +132,12 @@ class Parameter(Record):
     is_buffer: bool = False
     persistent: bool = True
     aliases: tuple[str, ...] = ()
+    slice: ParamSlice | None = None
+
+    @property
+    def canonical(self) -> str:
+        """Name of the model's own parameter: that of the whole, for a slice."""
+        return self.name if self.slice is None else self.slice.of
 
     @property
     def numel(self) -> int:
@@ -158,6 +203,8 @@ class Op(Record):
             consumer can have: each consuming stage computes it again, it is never sent.
         coupled: Its value for one sample depends on the other samples of the micro-batch.
         random: It draws random numbers.
+        random_key: Key that seeds it where that is not ``key``: the pieces of a dropout draw
+            the numbers of the whole.
         crossable: Its output may be sent to another stage.
         group: Ops with the same number must stay in one stage; None for a free op.
     """
@@ -175,6 +222,7 @@ class Op(Record):
     prep: bool = False
     coupled: bool = False
     random: bool = False
+    random_key: str | None = None
     crossable: bool = True
     group: int | None = None
     forward: Work = Work()
@@ -323,14 +371,30 @@ class ModelGraph(FileRecord):
         return tuple(tuple(items) for items in out)
 
     @cached_property
+    def joins(self) -> tuple[JoinSplit, ...]:
+        """The joins that were split in this graph, by their weights, in model order."""
+        widths: dict[str, list[int]] = {}
+        for item in self.parameters:
+            if item.slice is not None:
+                widths.setdefault(item.slice.of, []).append(item.slice.length)
+        return tuple(
+            JoinSplit(parameter=name, widths=tuple(sizes)) for name, sizes in widths.items()
+        )
+
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of everything that costs and plans depend on, 16 hexadecimal digits.
 
         Where in a source file an op stands is not part of it: a comment added there changes
-        no plan.
+        no plan. What a slice is of, and what seeds a piece, follows from their names and keys.
         """
         text = self.model_dump_json(
-            exclude={"warnings": True, "torch_version": True, "ops": {"__all__": {"source"}}}
+            exclude={
+                "warnings": True,
+                "torch_version": True,
+                "ops": {"__all__": {"source", "random_key"}},
+                "parameters": {"__all__": {"slice"}},
+            }
         )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
