@@ -17,8 +17,7 @@ from graphpipe.graph.atomic import groups, prep_ops
 from graphpipe.graph.autocast import operator_of
 from graphpipe.graph.dataflow import DataFlow
 from graphpipe.graph.expression import Expression
-from graphpipe.graph.fake_run import FakeRun, Observation, TensorShape
-from graphpipe.graph.fit import fitted
+from graphpipe.graph.fake_run import FakeRun, TensorShape
 from graphpipe.graph.flow import Kind
 from graphpipe.graph.loss_terms import Term
 from graphpipe.graph.model_graph import (
@@ -29,16 +28,14 @@ from graphpipe.graph.model_graph import (
     ModelGraph,
     Op,
     Parameter,
-    Storage,
     TensorSpec,
-    Work,
 )
 from graphpipe.graph.normalise import CONSTANT_PREFIX, Normal, origin_of
+from graphpipe.graph.observed import Observed
 from graphpipe.graph.program import OutputLeaf, OutputStructure, Program
 from graphpipe.graph.signature import Signature
 from graphpipe.graph.symbolic import expression_of
 from graphpipe.graph.tracing import LOSS_PREFIX, Trace
-from graphpipe.graph.work import Counts
 
 _NORMALISATIONS = {
     torch.ops.aten.batch_norm.default: False,
@@ -73,8 +70,8 @@ def assemble(captured: Captured) -> ModelGraph:
 class _Assembly:
     def __init__(self, captured: Captured) -> None:
         self._c = captured
-        self._run = captured.runs[min(captured.runs)]
-        self._inexact: set[str] = set()
+        self._observed = Observed(captured.runs)
+        self._run = self._observed.smallest
         graph = captured.normal.graph
         # A value that is both a term and an output, or an output twice, is one node.
         self._ops = [node for node in graph.nodes if self._is_op(node)]
@@ -154,7 +151,7 @@ class _Assembly:
             inputs=self._sources(node),
             parameters=self._read(node),
             mutates=mutates,
-            output=self._spec(node) if single else None,
+            output=self._observed.spec(node) if single else None,
             requires_grad=any(value.requires_grad for value in seen.values),
             prep=prep,
             coupled=node in flow.coupled
@@ -163,9 +160,9 @@ class _Assembly:
             random=self._is_random(node),
             crossable=single and self._crossable(node),
             group=None if prep else group,
-            forward=self._work(node, "forward"),
-            backward=self._work(node, "backward"),
-            saves=self._saves(node),
+            forward=self._observed.work(node, "forward"),
+            backward=self._observed.work(node, "backward"),
+            saves=self._observed.saves(node),
         )
 
     def _sources(self, node: fx.Node) -> tuple[str, ...]:
@@ -272,54 +269,6 @@ class _Assembly:
             counters[stem] = counters.get(stem, -1) + 1
             keys[node] = f"{stem}#{counters[stem]}"
         return keys
-
-    # Sizes
-
-    def _fit(self, values: dict[int, int], where: str) -> Expression:
-        expression, exact = fitted(values)
-        if not exact:
-            self._inexact.add(where)
-        return expression
-
-    def _observed(self, node: fx.Node) -> dict[int, Observation]:
-        return {samples: run.nodes[node] for samples, run in self._c.runs.items()}
-
-    def _spec(self, node: fx.Node) -> TensorSpec:
-        observed = self._observed(node)
-        first = self._run.nodes[node].values[0]
-        shape = []
-        for dim in range(len(first.shape)):
-            sizes = {b: seen.values[0].shape[dim] for b, seen in observed.items()}
-            expression, exact = fitted(sizes)
-            if not exact:
-                raise CaptureError(
-                    "A size is no polynomial of the number of samples",
-                    where=f"{node.name}, module {origin_of(node).module!r}, "
-                    f"{origin_of(node).source}",
-                    got=", ".join(f"{size} at {b} samples" for b, size in sizes.items()),
-                    fix="Keep the samples in a dimension of their own",
-                )
-            shape.append(expression)
-        return TensorSpec(shape=tuple(shape), dtype=first.dtype, requires_grad=first.requires_grad)
-
-    def _work(self, node: fx.Node, direction: str) -> Work:
-        counts: dict[int, Counts] = {
-            b: getattr(seen, direction) for b, seen in self._observed(node).items()
-        }
-        return Work(
-            flops=self._fit({b: c.flops for b, c in counts.items()}, node.name),
-            bytes=self._fit({b: c.bytes for b, c in counts.items()}, node.name),
-            kernels=max(c.kernels for c in counts.values()),
-        )
-
-    def _saves(self, node: fx.Node) -> tuple[Storage, ...]:
-        by_id: dict[str, dict[int, int]] = {}
-        for samples, seen in self._observed(node).items():
-            for owner, size in seen.saves:
-                by_id.setdefault(owner, {})[samples] = size
-        return tuple(
-            Storage(id=owner, bytes=self._fit(sizes, node.name)) for owner, sizes in by_id.items()
-        )
 
     # Everything else
 
@@ -475,10 +424,10 @@ class _Assembly:
                 f"the outputs: {_some(list(self._c.trace.lost))}. Switch them off (such as "
                 "use_cache=False), or register their class with torch.utils._pytree."
             )
-        if self._inexact:
+        if self._observed.inexact:
             result.append(
                 "The cost of these ops is no polynomial of the batch and is approximated by a "
-                f"line: {_some(sorted(self._inexact))}."
+                f"line: {_some(sorted(self._observed.inexact))}."
             )
         return result
 
