@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from graphpipe.planner.constraints import Constraints as Constraints
     from graphpipe.planner.explain import explain as explain
     from graphpipe.planner.search import plan as plan
+    from graphpipe.runtime.checkpoint.folder import latest_checkpoint as latest_checkpoint
+    from graphpipe.runtime.checkpoint.plain import load_state_dict as load_state_dict
     from graphpipe.runtime.emulate import emulate as emulate
     from graphpipe.runtime.launch import launch as launch
     from graphpipe.runtime.pipeline import Pipeline as Pipeline
@@ -56,8 +58,10 @@ _HOME = {
     "emulate": "graphpipe.runtime.emulate",
     "estimate": "graphpipe.cost.analytic",
     "explain": "graphpipe.planner.explain",
+    "latest_checkpoint": "graphpipe.runtime.checkpoint.folder",
     "launch": "graphpipe.runtime.launch",
     "load_graph_file": "graphpipe.cost.published.load",
+    "load_state_dict": "graphpipe.runtime.checkpoint.plain",
     "named_cluster": "graphpipe.cost.boxes",
     "plan": "graphpipe.planner.search",
     "profile": "graphpipe.cost.profiler.profile",
@@ -82,8 +86,10 @@ __all__ = [
     "emulate",
     "estimate",
     "explain",
+    "latest_checkpoint",
     "launch",
     "load_graph_file",
+    "load_state_dict",
     "named_cluster",
     "plan",
     "profile",

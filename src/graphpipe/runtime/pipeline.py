@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
-from graphpipe.errors import RuntimeSetupError, StageFailedError
+from graphpipe.errors import (
+    CheckpointError,
+    GraphPipeError,
+    RuntimeSetupError,
+)
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.plan.actions import Ordering
 from graphpipe.plan.plan import Plan
+from graphpipe.runtime.agreement import Agreement, Refusal
+from graphpipe.runtime.checkpoint.checkpointer import Checkpointer, Progress, SaveHandle
 from graphpipe.runtime.failures import FailureBoard, PeerLostError, Watchdog
 from graphpipe.runtime.gather import gather_outputs, gather_records, gather_state
 from graphpipe.runtime.optimize import LossScale, OptimizerFactory
 from graphpipe.runtime.process_group import ProcessGroupTransport, ensure_process_group
 from graphpipe.runtime.state import FileState, ModelState, SeededState, StateSource
 from graphpipe.runtime.trace import measured_timeline
-from graphpipe.runtime.transport import InProcess, Transport, run_together
-from graphpipe.runtime.variant import Variant
+from graphpipe.runtime.transport import InProcess, Transport, run_together, wait
+from graphpipe.runtime.variant import Purpose, Variant
 from graphpipe.runtime.variants import VariantCache
 from graphpipe.runtime.worker import Outcome, Worker, WorkerOptions, collective_groups, holders
 from graphpipe.simulate.timeline import Timeline
@@ -141,6 +150,11 @@ class Pipeline:
         self.last_step_skipped = False
         """Whether the last step was skipped because a gradient overflowed."""
         self._accumulated = False
+        self._failure: str | None = None
+        self._checkpoints = Checkpointer(
+            self.graph, self.workers, self._holders, self.transport, timeout, self._watchdog,
+            self.device, self._explained,
+        )  # fmt: skip
 
     def _connect(
         self,
@@ -201,8 +215,9 @@ class Pipeline:
             The mini-batch's loss, the same on every rank.
 
         Raises:
-            InputError: if the inputs are not those of the capture; nothing has been sent then.
-            StageFailedError: if a task failed.
+            InputError: if the inputs are not those of the capture, or not the same on all ranks;
+                every rank raises it, nothing has been sent, and the pipeline goes on.
+            StageFailedError: if a task failed; the pipeline refuses to go on after that.
         """
         loss, _ = self._train(args, kwargs, targets, 1.0, update=True)
         return loss
@@ -249,25 +264,24 @@ class Pipeline:
         update: bool,
         trace: bool = False,
     ) -> tuple[torch.Tensor, Any]:
-        variant, leaves, samples = self._variants.bind("train", args, kwargs, targets)
-        variant.check_batch(samples)
+        bound = self._bind(
+            "train", args, kwargs, targets, f"factor {factor!r}, update {update}, trace {trace}"
+        )
         fresh = not self._accumulated
         programs = [
-            self._train_program(worker, variant, leaves, samples, factor, fresh, update, trace)
+            self._train_program(worker, bound, factor, fresh, update, trace)
             for worker in self.workers
         ]
         results = self._drive(programs)
         self.iterations += 1
         self._accumulated = not update
         terms, records = results[0]
-        return self._loss(variant, terms), records
+        return self._loss(bound.variant, terms), records
 
     def _train_program(
         self,
         worker: Worker,
-        variant: Variant,
-        leaves: Sequence[Any],
-        batch_size: int,
+        bound: _Bound,
         factor: float,
         fresh: bool,
         update: bool,
@@ -278,11 +292,12 @@ class Pipeline:
         # Gradients that were accumulated before are complete only with this mini-batch, so the
         # reductions may start as soon as its last backwards end.
         outcome: Outcome = yield from worker.run(
-            variant, leaves, batch_size, self.iterations,
-            factor=factor, reduce=update, trace=trace,
+            bound.variant, bound.leaves, bound.samples, self.iterations,
+            factor=factor, reduce=update, trace=trace, agreement=bound.agreement,
         )  # fmt: skip
         if update:
             yield from self._update_program(worker, begun=True)
+        yield from wait(outcome.complete)
         records = None
         if trace:
             records = yield from gather_records(
@@ -303,6 +318,35 @@ class Pipeline:
     def _loss(self, variant: Variant, terms: torch.Tensor) -> torch.Tensor:
         return terms.sum().to(variant.loss_dtype)
 
+    def _bind(
+        self,
+        purpose: Purpose,
+        args: Sequence[Any] | torch.Tensor,
+        kwargs: Mapping[str, Any] | None,
+        targets: Any,
+        details: str = "",
+    ) -> _Bound:
+        """What a call runs. What this rank refuses is raised on all ranks at the same point."""
+        self._check_whole()
+        refusal: GraphPipeError | None = None
+        call = f"{purpose} {details}"
+        try:
+            variant, leaves, samples = self._variants.bind(purpose, args, kwargs, targets)
+            if purpose != "predict":
+                variant.check_batch(samples)
+            call = f"{purpose} on {samples} samples, graph {variant.graph.fingerprint}, step "
+            call += f"{self.iterations}{', ' if details else ''}{details}"
+        except GraphPipeError as error:
+            if len(self.transport.ranks) == self.transport.world_size:
+                raise
+            refusal = error
+        if len(self.transport.ranks) == self.transport.world_size:
+            return _Bound(variant, leaves, samples, None)
+        agreement = Agreement(self.transport.ranks[0], self.transport, call, refusal)
+        if refusal is not None:
+            self._drive([agreement.settle()])
+        return _Bound(variant, leaves, samples, agreement)
+
     # --- evaluation ---------------------------------------------------------------------
 
     def eval_step(
@@ -313,21 +357,30 @@ class Pipeline:
         targets: Any = None,
     ) -> torch.Tensor:
         """The loss of one mini-batch in evaluation mode, the same on every rank."""
-        variant, leaves, samples = self._variants.bind("loss", args, kwargs, targets)
-        variant.check_batch(samples)
-        outcomes = self._drive(
-            [worker.run(variant, leaves, samples, self.iterations) for worker in self.workers]
-        )
-        return self._loss(variant, outcomes[0].terms)
+        bound = self._bind("loss", args, kwargs, targets)
+
+        def program(worker: Worker) -> Generator[None, None, torch.Tensor]:
+            outcome = yield from worker.run(
+                bound.variant, bound.leaves, bound.samples, self.iterations,
+                agreement=bound.agreement,
+            )  # fmt: skip
+            yield from wait(outcome.complete)
+            return outcome.terms
+
+        return self._loss(bound.variant, self._drive([program(w) for w in self.workers])[0])
 
     def predict(
         self, args: Sequence[Any] | torch.Tensor = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """The model's output in evaluation mode, on the CPU of every rank, in sample order."""
-        variant, leaves, batch_size = self._variants.bind("predict", args, kwargs, None)
+        bound = self._bind("predict", args, kwargs, None)
+        variant, leaves, batch_size = bound.variant, bound.leaves, bound.samples
 
         def program(worker: Worker) -> Generator[None, None, list[torch.Tensor]]:
-            outcome = yield from worker.run(variant, leaves, batch_size, self.iterations)
+            outcome = yield from worker.run(
+                variant, leaves, batch_size, self.iterations, agreement=bound.agreement
+            )
+            yield from wait(outcome.complete)
             values = yield from gather_outputs(
                 worker.rank, self.transport, variant, leaves, outcome.results, batch_size
             )
@@ -383,32 +436,150 @@ class Pipeline:
         results = self._drive(programs)
         return max(results, key=len)
 
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        schedulers: Sequence[Any] = (),
+        data: Any = None,
+        keep: int | None = None,
+        background: bool = False,
+    ) -> SaveHandle:
+        """Saves a checkpoint into a new folder ``step-...`` of ``directory``.
+
+        It holds parameters, buffers, optimizer, loss scale, schedulers, random states and
+        :attr:`iterations`. Every rank must call it, between steps. What is killed half-way
+        leaves the earlier checkpoints as they were, and nothing that looks like one.
+
+        Args:
+            directory: A folder that all machines share.
+            schedulers: Learning rate schedulers of :attr:`optimizers`, in a fixed order.
+            data: Position in the data: plain values, or an object with ``state_dict()``.
+                Rank 0's is saved; :meth:`load` returns it.
+            keep: How many complete checkpoints stay, this one included; None: all.
+            background: Copies everything to the memory of the CPU and writes it while training
+                goes on; the next save, load or :meth:`close` waits for it.
+
+        Returns:
+            The save: ``handle.wait()`` returns the checkpoint's folder.
+
+        Raises:
+            CheckpointError: if it cannot be written, or ``data`` or a scheduler has something
+                that is not plain data. A failure in the background is raised by the handle,
+                and by whatever waits for the save.
+        """
+        if self._accumulated:
+            raise CheckpointError(
+                "Gradients that were accumulated are not part of a checkpoint",
+                fix="Save after update()",
+            )
+        progress = Progress(self.iterations, self.workers[0].options.seed)
+        return self._checkpoints.save(
+            Path(directory), progress,
+            schedulers=schedulers, data=data, keep=keep, background=background,
+        )  # fmt: skip
+
+    def load(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        schedulers: Sequence[Any] = (),
+        model_only: bool = False,
+    ) -> Any:
+        """Goes on from a checkpoint, whatever plan it was saved under. Every rank must call it.
+
+        Under the same plan training goes on bit by bit as if it had not stopped.
+
+        Args:
+            directory: Where :meth:`save` wrote (the newest complete checkpoint is loaded), or
+                one of its checkpoints.
+            schedulers: As they were saved, built anew on this pipeline's optimizers.
+            model_only: Take parameters and buffers only, and start training anew.
+
+        Returns:
+            What was saved as ``data``; None with ``model_only``.
+
+        Raises:
+            CheckpointError: if there is no complete checkpoint, it is damaged, or of another
+                model (the first differing names are told). The pipeline is as it was then.
+        """
+        progress, data = self._checkpoints.load(
+            Path(directory), schedulers=schedulers, model_only=model_only
+        )
+        if progress is not None:
+            self.iterations = progress.iterations
+        self._accumulated = False
+        return data
+
     def close(self) -> None:
-        """Stops the watchdog and lets the transport go."""
-        if self._watchdog is not None:
-            self._watchdog.close()
-        self.transport.close()
+        """Waits for a save in the background, stops the watchdog, lets the transport go."""
+        try:
+            self._checkpoints.close()
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.close()
+            self.transport.close()
 
     # --- running ------------------------------------------------------------------------
 
+    def _check_whole(self) -> None:
+        """Refuses to go on after a failure: messages may be under way, parameters half stepped."""
+        if self._failure is not None:
+            raise RuntimeSetupError(
+                "This pipeline failed in an earlier call and cannot go on",
+                got=self._failure,
+                fix="Make a new Pipeline (with several processes: start them again) and load the "
+                "last checkpoint",
+            )
+
     def _drive(self, programs: Sequence[Generator[None, None, T]]) -> list[T]:
         """Runs the programs of this process's ranks to their ends; returns their results."""
-        if isinstance(self.transport, InProcess):
-            results: list[Any] = run_together(self.transport, programs)
-            return results
-        assert len(programs) == 1
+        self._check_whole()
         try:
+            if isinstance(self.transport, InProcess):
+                results: list[Any] = run_together(self.transport, programs)
+                return results
+            assert len(programs) == 1
             while True:
                 next(programs[0])
         except StopIteration as stop:
             return [stop.value]
+        except Refusal as refusal:
+            raise refusal.error from None
         except PeerLostError as error:
-            assert self._board is not None
-            raise self._board.explain(error, self.transport.ranks[0]) from error
-        except StageFailedError as error:
+            explained = self._explained(error)
+            self._failure = str(explained)
+            raise explained from error
+        except BaseException as error:
+            self._failure = _description(error)
             if self._board is not None:
-                self._board.report(str(error))
+                rank = self.transport.ranks[0]
+                ours = isinstance(error, GraphPipeError)  # those name the rank themselves
+                self._board.report(self._failure if ours else f"Rank {rank}: {self._failure}")
             raise
+
+    def _explained(self, error: PeerLostError) -> Exception:
+        """What to raise for the loss of a peer: the first failure, if it is known."""
+        if self._board is None:
+            return error
+        return self._board.explain(error, self.transport.ranks[0])
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A call, bound to its variant of the graph: the inputs, the samples, and what is settled
+    with the other ranks before the first message."""
+
+    variant: Variant
+    leaves: Sequence[Any]
+    samples: int
+    agreement: Agreement | None
+
+
+def _description(error: BaseException) -> str:
+    if isinstance(error, GraphPipeError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _autocast(
