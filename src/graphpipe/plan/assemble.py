@@ -147,6 +147,7 @@ def assemble(
     return Plan(
         model=graph.name,
         fingerprint=graph.fingerprint,
+        split_joins=graph.joins,
         batch_size=batch_size,
         copies=copies,
         cluster=cluster,

@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from graphpipe.cost.cluster import Cluster
+from graphpipe.graph.model_graph import JoinSplit
 from graphpipe.plan.schedule import Schedule
 from graphpipe.plan.stage import Stage, StageEdge
 from graphpipe.records import FileRecord, Record
@@ -68,6 +69,8 @@ class Plan(FileRecord):
     model: str = ""
     fingerprint: str = ""
     """``ModelGraph.fingerprint`` of the graph that was planned."""
+    split_joins: tuple[JoinSplit, ...] = ()
+    """Joins that were split in that graph; a run splits them in its own capture as well."""
     batch_size: int = Field(ge=1, le=2**40)
     """B, samples of a mini-batch over all copies."""
     copies: int = Field(default=1, ge=1)
