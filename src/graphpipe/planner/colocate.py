@@ -16,8 +16,10 @@ each device; each branch is
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from graphpipe.plan.problem import EdgeSpec
 from graphpipe.planner.branches import Split
 from graphpipe.planner.interleave import (
     ROUND,
@@ -27,8 +29,8 @@ from graphpipe.planner.interleave import (
     pieces_of,
 )
 from graphpipe.planner.seeds import Freedom, micro_batch_sizes
-from graphpipe.planner.space import Space
-from graphpipe.planner.stacked import Hosted, Stacked, checked
+from graphpipe.planner.space import Space, stage_edges
+from graphpipe.planner.stacked import Hosted, Hosting, Stacked, checked
 
 LAYOUTS = ("everywhere", "few", "spread", "first", "apart", "chain")
 
@@ -77,71 +79,151 @@ class Shape(NamedTuple):
     tilt: float = 0.0
 
 
+@dataclass(eq=False)
+class Ground:
+    """A split of the model with what shapes of it have in common.
+
+    Attributes:
+        space: The search space.
+        split: Trunk and branches.
+    """
+
+    space: Space
+    split: Split
+    _work: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
+    _edges: dict[tuple[tuple[int, ...], ...], tuple[EdgeSpec, ...]] = field(default_factory=dict)
+
+    def work(self, copies: int, size: int) -> tuple[float, ...]:
+        """Nanoseconds that each unit adds to the iteration of a device that holds it alone."""
+        key = (self.space.samples(copies), size)
+        if key not in self._work:
+            forward, backward = self.space.units.times(self.space.kinds[0], size)
+            rounds = key[0] / size
+            steps = self.space.units.optimizer_ns(self.space.kinds[0])
+            self._work[key] = tuple(
+                rounds * (f + b) + step for f, b, step in zip(forward, backward, steps, strict=True)
+            )
+        return self._work[key]
+
+    def hosting(self, shape: Shape) -> Hosting | None:
+        """A shape in numbers; None if it is not legal or its parameters don't fit."""
+        candidate = build(self, shape)
+        if candidate is None:
+            return None
+        found = Hosting(self.space, candidate)
+        if found.times is None:
+            return None
+        key = tuple(stage.units for stage in candidate.stages)
+        if key not in self._edges:
+            if len(self._edges) > _MOST_KEPT:
+                self._edges.clear()
+            self._edges[key] = stage_edges(self.space.units, key, found.facts)
+        found.edges = self._edges[key]
+        return found if found.static_fits else None
+
+    @property
+    def branch_share(self) -> float:
+        """Share of the work that is in branches."""
+        space = self.space
+        work = self.work(1, max(1, space.batch_size // (4 * space.cluster.world_size)))
+        return sum(work[u] for branch in self.split.branches for u in branch) / sum(work)
+
+    def guess_ns(self, shape: Shape) -> float:
+        """What a shape may take, roughly: the work of a device, or that of the trunk with its
+        bubble."""
+        work = self.work(shape.copies, shape.batch)
+        trunk = sum([work[u] for u in self.split.trunk])
+        branch = self.work(shape.copies, shape.branch_batch)
+        other = sum([branch[u] for piece in self.split.branches for u in piece])
+        devices = shape.devices - (shape.helpers if shape.layout == "apart" else 0)
+        if shape.layout == "apart":
+            even = max(trunk / devices, other / shape.helpers)
+        else:
+            even = (trunk + other) / devices
+        rounds = self.space.samples(shape.copies) / shape.batch
+        return max(even, trunk / devices * (1 + (devices - 1) / (shape.turns * rounds)))
+
+
+_MOST_KEPT = 5000
+
+
 def shapes(
-    space: Space,
+    ground: Ground,
     freedom: Freedom,
-    split: Split,
     layouts: Sequence[str] = LAYOUTS,
     turns: Sequence[int] = (1, 2, 4),
 ) -> Iterator[Shape]:
     """The shapes to start from, without those that freedom or the number of tasks rule out.
 
     Args:
-        space: The search space.
+        ground: What is laid out.
         freedom: What may vary.
-        split: Trunk and branches.
         layouts: Of the branches.
         turns: Pieces of the trunk for each device.
     """
+    space, split = ground.space, ground.split
     world = space.cluster.world_size
     per_node = max(len(node) for node in space.cluster.nodes)
     most = max(freedom.replicas)
+    share = ground.branch_share
     for copies in freedom.copies:
         devices = min(world // copies, len(split.trunk))
         if devices < 2:
             continue
         samples = space.samples(copies)
-        sizes = [
-            b for b in freedom.micro_batches or micro_batch_sizes(samples) if b <= samples
-        ]
+        sizes = [b for b in freedom.micro_batches or micro_batch_sizes(samples) if b <= samples]
         for far in (False,) if copies == 1 or world <= per_node else (False, True):
             for batch in sizes:
-                for layout in _layouts(layouts, split):
-                    for helpers in _helpers(layout, devices, most):
+                for layout in _layouts(layouts, split, most):
+                    for helpers in _helpers(layout, devices, most, share):
                         for branch_batch in _branch_sizes(
                             layout, sizes, batch, samples, helpers or devices
                         ):
                             base = Shape(
-                                layout, copies, devices, far, batch, 1, helpers=helpers,
+                                layout,
+                                copies,
+                                devices,
+                                far,
+                                batch,
+                                1,
+                                helpers=helpers,
                                 branch_batch=branch_batch,
-                            )  # fmt: skip
+                            )
                             yield from _turned(base, split, samples, turns)
 
 
-def _layouts(layouts: Sequence[str], split: Split) -> Sequence[str]:
+def _layouts(layouts: Sequence[str], split: Split, most: int) -> Sequence[str]:
+    """Those that make sense: some replicate a stage, most need a branch."""
     if split.branches:
-        return layouts
+        return [name for name in layouts if most > 1 or name != "everywhere"]
     return ("chain",) if "chain" in layouts else ()
 
 
-def _helpers(layout: str, devices: int, most: int) -> list[int]:
-    """Numbers of devices for the branches; 0 where the layout says it."""
-    if layout == "everywhere":
-        return [0] if devices <= most or most > 1 else []
+def _helpers(layout: str, devices: int, most: int, share: float) -> list[int]:
+    """Numbers of devices for the branches; 0 where the layout says it.
+
+    Args:
+        layout: Of the branches.
+        devices: Devices of a copy.
+        most: Largest size of a replicated stage.
+        share: Share of the work that is in branches.
+    """
     if layout == "few":
-        return [k for k in (1, 2, 4, 8, 16) if k < devices and k <= max(most, 1)]
+        return [k for k in (1, 2, 4, 8) if k < devices and k <= most]
     if layout == "apart":
-        return [k for k in (1, 2, 3, 4, 6, 8) if k < devices and k <= max(most, 1)]
+        even = share * devices
+        wanted = {1, int(even), int(even) + 1}
+        return [k for k in sorted(wanted) if 1 <= k < devices and k <= most]
     return [0]
 
 
 def _branch_sizes(
     layout: str, sizes: Sequence[int], batch: int, samples: int, replicas: int
 ) -> list[int]:
-    """Sizes for the branches: that of the trunk, larger ones that it divides, one smaller."""
+    """Sizes for the branches: that of the trunk, and larger ones that it divides."""
     if layout == "chain":
         return [batch]
-    out = [b for b in sizes if (b % batch == 0 and b <= 8 * batch) or b * 2 == batch]
+    out = [b for b in sizes if b % batch == 0 and b <= 4 * batch]
     if layout in ("everywhere", "few", "apart"):
         # Each replica needs a micro-batch, or it stands still.
         out = [b for b in out if b * replicas <= samples] or [batch]
@@ -164,8 +246,9 @@ def _turned(base: Shape, split: Split, samples: int, turns: Sequence[int]) -> It
             yield shape._replace(fixed_order=True)
 
 
-def build(space: Space, split: Split, shape: Shape) -> Stacked | None:
+def build(ground: Ground, shape: Shape) -> Stacked | None:
     """The stages of a shape; None if it makes no legal ones."""
+    space, split = ground.space, ground.split
     every = range(shape.devices)
     if shape.layout == "apart":
         helpers = list(every)[: shape.helpers]
@@ -174,8 +257,8 @@ def build(space: Space, split: Split, shape: Shape) -> Stacked | None:
         helpers, hosts = list(every)[: shape.helpers], list(every)
     else:
         helpers, hosts = list(every), list(every)
-    work = _work(space, shape.copies, shape.batch)
-    branch_work = _work(space, shape.copies, shape.branch_batch)
+    work = ground.work(shape.copies, shape.batch)
+    branch_work = ground.work(shape.copies, shape.branch_batch)
     parts = shape.turns * len(hosts)
     if shape.layout in ("first", "chain"):
         stages, trunk = _in_one_order(split, shape, hosts, parts, work, branch_work)
@@ -183,9 +266,7 @@ def build(space: Space, split: Split, shape: Shape) -> Stacked | None:
         stages, trunk = _side_by_side(split, shape, helpers, hosts, parts, work, branch_work)
     if not stages or not checked(space, stages):
         return None
-    stages = [
-        stage._replace(recompute=s in shape.recompute) for s, stage in enumerate(stages)
-    ]
+    stages = [stage._replace(recompute=s in shape.recompute) for s, stage in enumerate(stages)]
     ordered = shape.fixed_order and bool(trunk) and shape.way == ROUND
     return Stacked(
         shape.copies,
@@ -196,18 +277,6 @@ def build(space: Space, split: Split, shape: Shape) -> Stacked | None:
         tuple(trunk) if ordered else (),
         shape.extra,
     )
-
-
-def _work(space: Space, copies: int, size: int) -> list[float]:
-    """Nanoseconds that each unit adds to the iteration of a device that holds it alone."""
-    forward, backward = space.units.times(space.kinds[0], size)
-    rounds = space.samples(copies) / size
-    costs = space.units.costs.device_costs(space.kinds[0])
-    step = costs.optimizer_seconds_per_byte * 1e9
-    return [
-        rounds * (f + b) + step * g
-        for f, b, g in zip(forward, backward, space.units.gradient_bytes, strict=True)
-    ]
 
 
 def _tilted(shares: list[float], hosts: Sequence[int], where: Sequence[int], tilt: float) -> None:
@@ -234,7 +303,8 @@ def _side_by_side(
     for branch in split.branches:
         slack = shape.slack + shape.branch_slack
         if shape.layout == "spread":
-            pieces = pieces_of(branch, branch_work, min(len(helpers), len(branch)))
+            count = min(len(helpers), len(branch))
+            pieces = pieces_of(branch, branch_work, [1.0] * count)
             for device, piece in zip(helpers, pieces or [], strict=False):
                 stages.append(_hosted(piece, device, shape.branch_batch, slack))
                 load[device] += sum(branch_work[u] for u in piece)
@@ -246,7 +316,7 @@ def _side_by_side(
     shares = device_shares(parts, hosts, shape.way, load, total)
     where = devices_of(parts, hosts, shape.way)
     _tilted(shares, hosts, where, shape.tilt)
-    pieces = pieces_of(split.trunk, work, parts, shares)
+    pieces = pieces_of(split.trunk, work, shares, where, load)
     if pieces is None:
         return [], []
     trunk = [len(stages) + i for i in range(parts)]
@@ -268,13 +338,11 @@ def _in_one_order(
     before = [u for branch in split.branches for u in branch]
     inside = set(before)
     order = [*before, *split.trunk]
-    both = [
-        branch_work[u] if u in inside else work[u] for u in range(len(order))
-    ]
+    both = [branch_work[u] if u in inside else work[u] for u in range(len(order))]
     where = devices_of(parts, hosts, shape.way)
     shares = [1.0] * parts
     _tilted(shares, hosts, where, shape.tilt)
-    pieces = pieces_of(order, both, parts, shares)
+    pieces = pieces_of(order, both, shares, where)
     if pieces is None:
         return [], []
     stages: list[Hosted] = []

@@ -8,56 +8,82 @@ the first and the last piece share a device.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-
-from graphpipe.planner.constructive import cut
+from itertools import accumulate, pairwise
 
 ROUND, TO_AND_FRO = "round", "to and fro"
 
 
 def pieces_of(
-    order: Sequence[int], work: Sequence[float], parts: int, shares: Sequence[float] | None = None
+    order: Sequence[int],
+    work: Sequence[float],
+    shares: Sequence[float],
+    hosts: Sequence[int] | None = None,
+    load: Sequence[float] = (),
 ) -> list[tuple[int, ...]] | None:
     """Cuts an order of units into consecutive pieces.
+
+    Borders are put where the running work comes nearest to the running share; then single
+    units are moved across borders while that lowers what the busiest device has to do.
 
     Args:
         order: Units in a topological order.
         work: Work of each unit, by number.
-        parts: How many pieces.
-        shares: Relative work that each piece should get, by default the same.
+        shares: Relative work that each piece should get.
+        hosts: Device of each piece, by default one each.
+        load: Work that each device has besides.
 
     Returns:
         Units of each piece; None if there are fewer units than pieces.
     """
+    parts = len(shares)
     if len(order) < parts:
         return None
-    found = cut(order, {1: work}, list(shares) if shares is not None else [1.0] * parts)
-    if found is None or len(found.replicas) != parts:
-        return _even(order, work, parts)
-    out: list[list[int]] = [[] for _ in range(parts)]
-    for u in order:
-        out[found.assign[u]].append(u)
-    if not all(out):
-        return _even(order, work, parts)
-    return [tuple(piece) for piece in out]
+    sums = [0.0, *accumulate([work[u] for u in order])]
+    whole = sums[-1] / sum(shares)
+    stops = [0]
+    for part, share in enumerate(accumulate(shares)):
+        least, most = stops[-1] + 1, len(order) - (parts - 1 - part)
+        stop = bisect_right(sums, share * whole)
+        if stop < len(sums) and sums[stop] - share * whole > share * whole - sums[stop - 1]:
+            stop -= 1
+        stops.append(min(max(stop, least), most))
+    stops[-1] = len(order)
+    _level(sums, stops, list(hosts) if hosts is not None else list(range(parts)), load)
+    return [tuple(order[a:b]) for a, b in pairwise(stops)]
 
 
-def _even(order: Sequence[int], work: Sequence[float], parts: int) -> list[tuple[int, ...]]:
-    """Cuts where the running work passes k / parts, each piece with at least one unit."""
-    total = sum(work[u] for u in order)
-    out: list[tuple[int, ...]] = []
-    start, done = 0, 0.0
-    for part in range(parts):
-        stop = start + 1
-        done += work[order[start]]
-        last = len(order) - (parts - 1 - part)
-        limit = total * (part + 1) / parts
-        while stop < last and (part == parts - 1 or done + work[order[stop]] / 2 <= limit):
-            done += work[order[stop]]
-            stop += 1
-        out.append(tuple(order[start:stop]))
-        start = stop
-    return out
+def _level(
+    sums: Sequence[float], stops: list[int], hosts: Sequence[int], load: Sequence[float]
+) -> None:
+    """Moves borders by one unit while the busiest device gets less to do."""
+    total = [0.0] * max(max(hosts) + 1, len(load))
+    total[: len(load)] = load
+    of: list[list[int]] = [[] for _ in total]
+    for piece, host in enumerate(hosts):
+        total[host] += sums[stops[piece + 1]] - sums[stops[piece]]
+        of[host].append(piece)
+    for _ in range(4 * len(hosts)):
+        worst = max(range(len(total)), key=total.__getitem__)
+        best: tuple[float, int, int, int, float] | None = None
+        for piece in of[worst]:
+            if stops[piece + 1] - stops[piece] < 2:
+                continue
+            for other, border, step in ((piece - 1, piece, 1), (piece + 1, piece + 1, -1)):
+                if not 0 <= other < len(hosts) or hosts[other] == worst:
+                    continue
+                unit = stops[border] if step > 0 else stops[border] - 1
+                moved = sums[unit + 1] - sums[unit]
+                top = max(total[worst] - moved, total[hosts[other]] + moved)
+                if top < total[worst] * (1 - 1e-9) and (best is None or top < best[0]):
+                    best = (top, border, step, hosts[other], moved)
+        if best is None:
+            return
+        _, border, step, other, moved = best
+        stops[border] += step
+        total[worst] -= moved
+        total[other] += moved
 
 
 def devices_of(parts: int, devices: Sequence[int], way: str) -> list[int]:

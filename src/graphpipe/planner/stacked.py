@@ -88,6 +88,7 @@ class Hosting:
 
     @cached_property
     def edges(self) -> tuple[EdgeSpec, ...]:
+        """What passes between stages."""
         return stage_edges(
             self.space.units, [stage.units for stage in self.candidate.stages], self.facts
         )
@@ -166,8 +167,9 @@ class Hosting:
             if fact.has_backward:
                 for slot in stage.slots:
                     kind = devices[self.slots[slot][0]].kind
-                    per_byte = costs.device_costs(kind).optimizer_seconds_per_byte
-                    out[slot] += fact.gradient * per_byte * 1e9
+                    step = costs.device_costs(kind)
+                    seconds = step.optimizer_seconds(fact.gradient, fact.gradient_tensors)
+                    out[slot] += seconds * 1e9
         return out
 
     @cached_property
@@ -255,7 +257,7 @@ class Hosting:
                 value = max(value, need[c] + add + over, bound[c])
             if s in self._kept and backward:
                 value = float(max(quantum, self._kept[s]))
-            need[s] = value + stage.slack * quantum
+            need[s] = max(float(quantum), value + stage.slack * quantum)
             bound[s] = min(self.samples, ceil(need[s] / quantum - 1e-9) * quantum)
         return tuple(block), tuple(bound)
 
@@ -429,8 +431,8 @@ class Hosting:
         stage = self.candidate.stages[s]
         return self.times[s][0] * self.samples / stage.micro_batch / len(stage.slots)
 
-    def choices(self, problem: PipelineProblem) -> list[StageChoice]:
-        """The stages of a plan, with the bounds of ``problem``."""
+    def choices(self, specs: Sequence[StageSpec]) -> list[StageChoice]:
+        """The stages of a plan, with blocks and in-flight bounds of ``specs``."""
         graph, members = self.space.units.graph, self.space.units.members
         out = []
         for s, stage in enumerate(self.candidate.stages):
@@ -442,8 +444,8 @@ class Hosting:
                     micro_batch=stage.micro_batch,
                     replicas=len(stage.slots),
                     devices=tuple(rank for c in copies for rank in self.ranks(s, c)),
-                    block=problem.stages[s].block,
-                    in_flight=problem.stages[s].in_flight,
+                    block=specs[s].block,
+                    in_flight=specs[s].in_flight,
                     recompute=stage.recompute and self.facts[s].has_backward,
                 )
             )
