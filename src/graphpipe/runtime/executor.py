@@ -17,6 +17,7 @@ import torch
 
 from graphpipe.errors import GraphPipeError, StageFailedError
 from graphpipe.graph.model_graph import LossTerm
+from graphpipe.runtime.agreement import Agreement
 from graphpipe.runtime.failures import PeerLostError, Watchdog
 from graphpipe.runtime.losses import Weight, divisor
 from graphpipe.runtime.rank_program import (
@@ -55,6 +56,8 @@ class Iteration:
         terms: The loss terms.
         scale: Factor on all gradients (loss scaling, accumulation over mini-batches).
         training: Whether backwards follow.
+        agreement: Settled before the first message or backward; None: nothing to agree on.
+        after_forwards: Called after the last forward of this rank.
         after_backward: Called with a stage id after its last backward on this rank.
         losses: (weight, term, value) of every micro-batch.
         results: By output number, (first sample, samples, value) of every micro-batch.
@@ -69,6 +72,8 @@ class Iteration:
     scale: float = 1.0
     training: bool = True
     trace: bool = False
+    agreement: Agreement | None = None
+    after_forwards: Callable[[], None] | None = None
     after_backward: Callable[[int], None] | None = None
     losses: list[tuple[float, int, torch.Tensor]] = field(default_factory=list)
     results: dict[int, list[tuple[int, int, torch.Tensor]]] = field(default_factory=dict)
@@ -103,6 +108,8 @@ class Executor:
         self._device = device
         self._watchdog = watchdog
         self._last = {index: stage for stage, index in program.last_backward.items()}
+        forwards = [index for index, (kind, _) in enumerate(program.steps) if kind == "F"]
+        self._last_forward = forwards[-1] if forwards else -1
         self._credit = torch.zeros(1, dtype=torch.uint8, device=device)
 
     def run(self, iteration: Iteration) -> Wait:
@@ -110,6 +117,7 @@ class Executor:
 
         Raises:
             StageFailedError: if a task raises; it names rank, stage, task and micro-batch.
+            Refusal: if the ranks do not agree on this iteration; nothing has been sent then.
         """
         program, transport, rank = self._program, self._transport, self._program.rank
         slots: list[torch.Tensor | None] = [None] * program.slots
@@ -117,9 +125,20 @@ class Executor:
         under_way: dict[int, list[Handle]] = {}
         values: Sequence[Any] = ()
         specs = program.specs
+        agreement, last_forward = iteration.agreement, self._last_forward
+        if last_forward < 0:
+            if agreement is not None:
+                yield from agreement.settle()
+            if iteration.after_forwards is not None:
+                iteration.after_forwards()
         for index, (kind, item) in enumerate(program.steps):
+            if agreement is not None and (kind != "F" or index == last_forward):
+                yield from agreement.settle()
+                agreement = None
             if kind == "F":
                 values = self._guarded(self._forward, item, slots, kept, iteration)
+                if index == last_forward and iteration.after_forwards is not None:
+                    iteration.after_forwards()
             elif kind == "B":
                 values = self._guarded(self._backward, item, slots, kept, iteration)
                 if index in self._last and iteration.after_backward is not None:

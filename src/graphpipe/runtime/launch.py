@@ -89,7 +89,7 @@ def launch(
                 target=_work,
                 args=(rank, world_size, timeout, count, theirs, function, tuple(args)),
                 name=f"graphpipe-rank-{rank}",
-                daemon=True,
+                daemon=False,  # a worker may have children of its own, such as data loaders'
             )
             process.start()
             theirs.close()
@@ -128,6 +128,7 @@ def _work(
     # What a fork inherited must never be destroyed here: a store of the launcher's, say, would
     # wait in its destructor for a thread that this process does not have.
     gc.freeze()
+    os.setpgid(0, 0)  # so that the launcher can end what this worker started, too
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to end
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     port = int(pipe.recv_bytes())
@@ -254,5 +255,9 @@ def _end(workers: Sequence[BaseProcess]) -> None:
     for worker in workers:
         if worker.is_alive():
             worker.kill()
+        group = worker.pid
         worker.join()
         worker.close()
+        if group is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from graphpipe.graph.model_graph import LossTerm, ModelGraph
-from graphpipe.runtime.transport import Eventually, Transport
+from graphpipe.runtime.transport import Handle, Transport
 
 Weight = tuple[float, float]
 """(constant, per sample)."""
@@ -54,19 +54,22 @@ def counted_terms(graph: ModelGraph) -> list[int]:
     ]
 
 
-def total_loss(
+def add_losses(
     rank: int,
     transport: Transport,
     terms: int,
     losses: Sequence[tuple[float, int, torch.Tensor]],
-) -> Eventually[torch.Tensor]:
-    """The loss terms of the mini-batch, weighted, on every rank (the generator's value).
+) -> tuple[torch.Tensor, Handle]:
+    """Starts to add up the loss terms of the mini-batch, weighted, over all ranks.
 
     Args:
         rank: The rank.
         transport: Where the reduction goes.
         terms: How many terms there are.
         losses: (weight, term, value) of each micro-batch that ran here.
+
+    Returns:
+        The sums by term, which hold on every rank once the handle is complete.
     """
     total = torch.zeros(terms, dtype=torch.float64)
     for number in range(terms):
@@ -75,10 +78,7 @@ def total_loss(
             weights = torch.tensor([weight for weight, _ in mine], dtype=torch.float64)
             values = torch.stack([value.reshape(()) for _, value in mine])
             total[number] = torch.dot(weights, values.to("cpu", torch.float64))
-    handle = transport.all_reduce(rank, tuple(range(transport.world_size)), total)
-    while not handle.poll():
-        yield
-    return total
+    return total, transport.all_reduce(rank, tuple(range(transport.world_size)), total)
 
 
 def ancestors(graph: ModelGraph, names: Sequence[str]) -> list[str]:

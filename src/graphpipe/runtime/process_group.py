@@ -1,7 +1,7 @@
 """The transport over torch.distributed.
 
-Point-to-point operations go to the process group's own ``send`` and ``recv``: they cost half
-of ``dist.isend`` and ``dist.irecv``, which matters at tens of messages a millisecond. Shapes
+Operations go to the process group's own methods: they cost half of ``dist.isend`` and
+``dist.irecv``, which matters at tens of messages a millisecond. Shapes
 and dtypes are agreed by the plan and checked before anything is issued, because gloo accepts
 a short message or another dtype in silence and aborts the process on one that is too long.
 """
@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from graphpipe.errors import RuntimeSetupError
 from graphpipe.runtime.failures import PeerLostError
+from graphpipe.runtime.local_links import LocalLinks, connect
 from graphpipe.runtime.transport import DONE, Handle, Lane, ReduceOp
 
 _OPS: dict[str, Any] = {
@@ -79,8 +80,9 @@ class ProcessGroupTransport:
     """Messages and collectives of this process over groups of its own.
 
     Groups of its own have the time-out that was asked for, and nothing that the user sends
-    over the default group gets in between. CPU tensors go over gloo; on CUDA, tensors of the
-    device go over NCCL, all point-to-point messages on one communicator.
+    over the default group gets in between. CPU tensors go over gloo, short ones between ranks of
+    one machine over :mod:`graphpipe.runtime.local_links`; on CUDA, tensors of the device go over
+    NCCL, all point-to-point messages on one communicator.
 
     Args:
         groups: Every lane and set of ranks over which something will be reduced or broadcast,
@@ -111,15 +113,24 @@ class ProcessGroupTransport:
                     self._device[lane, group] = self._new_group(group, "nccl")
         self._host_world = self._host["control", everyone]
         self._device_world: Any = self._device.get(("control", everyone))
+        self._links = LocalLinks({})
+        if not on_cuda and self.world_size > 1:
+            self._links = connect(self.rank, self.world_size, self._host_world, timeout)
 
     def _new_group(self, ranks: tuple[int, ...], backend: str) -> Any:
         return dist.new_group(list(ranks), timeout=self._timeout, backend=backend)
 
     def send(self, source: int, target: int, tensor: torch.Tensor, key: object) -> Handle:
+        link = self._links.get(target, tensor)
+        if link is not None:
+            return link.send(tensor, key)
         world = self._device_world if tensor.is_cuda else self._host_world
         return _Work(world.send([tensor], target, 0), tensor, key, f"rank {target}")
 
     def receive(self, source: int, target: int, into: torch.Tensor, key: object) -> Handle:
+        link = self._links.get(source, into)
+        if link is not None:
+            return link.receive(into, key)
         world = self._device_world if into.is_cuda else self._host_world
         return _Work(world.recv([into], source, 0), into, key, f"rank {source}")
 
@@ -134,7 +145,7 @@ class ProcessGroupTransport:
         if len(group) == 1:
             return DONE
         found = (self._device if tensor.is_cuda else self._host)[lane, group]
-        work = dist.all_reduce(tensor, _OPS[op], group=found, async_op=True)
+        work = found.allreduce([tensor], _OPS[op])
         return _Work(work, tensor, "an all-reduce", f"one of ranks {group}")
 
     def broadcast(
@@ -148,6 +159,7 @@ class ProcessGroupTransport:
 
     def close(self) -> None:
         """Destroys the groups; every process of the run must call it."""
+        self._links.close()
         for group in (*self._device.values(), *self._host.values()):
             dist.destroy_process_group(group)
         self._device.clear()

@@ -114,6 +114,10 @@ class StageRunner:
         self._set_buffers(self._own)
         return self._own
 
+    def discard_buffers(self) -> None:
+        """Ends a step that failed: the forwards' changes are forgotten."""
+        self._set_buffers(self._own)
+
     def _run(self, size: int, arguments: list[Any], seed: tuple[int, int, int]) -> Values:
         if self.random:
             begin_task(*seed, self._generator)

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphpipe.errors import CheckpointError
+from graphpipe.errors import CheckpointError, StageFailedError
 from graphpipe.graph.model_graph import Parameter
 from graphpipe.plan.ranges import SampleRange, copy_range, micro_batch_range
+from graphpipe.runtime.agreement import Agreement
 from graphpipe.runtime.count import CountRunner
 from graphpipe.runtime.executor import Executor, Iteration, TaskRecord
 from graphpipe.runtime.failures import Watchdog
-from graphpipe.runtime.losses import Weight, term_weight, total_loss
+from graphpipe.runtime.losses import Weight, add_losses, term_weight
 from graphpipe.runtime.optimize import (
     LossScale,
     OptimizerFactory,
@@ -36,7 +37,7 @@ from graphpipe.runtime.reduce import GradientReducer
 from graphpipe.runtime.stage_module import build_stage_module, sparse_parameters, state_names
 from graphpipe.runtime.stage_runner import StageRunner
 from graphpipe.runtime.state import StateSource
-from graphpipe.runtime.transport import Eventually, Lane, Transport, Wait
+from graphpipe.runtime.transport import Eventually, Handle, Lane, Transport, Wait
 from graphpipe.runtime.variant import Variant
 
 
@@ -168,7 +169,7 @@ class Worker:
         by_name = variant.graph.op_by_name
         program = variant.program
         ops = [by_name[name] for name in variant.needed_ops(stage)]
-        random = {op.name: op.key for op in ops if op.random}
+        random = {op.name: op.random_key or op.key for op in ops if op.random}
         module = build_stage_module(
             program,
             ops=variant.needed_ops(stage),
@@ -222,6 +223,7 @@ class Worker:
         factor: float = 1.0,
         reduce: bool = False,
         trace: bool = False,
+        agreement: Agreement | None = None,
     ) -> Eventually[Outcome]:
         """Runs one mini-batch on this rank.
 
@@ -234,12 +236,17 @@ class Worker:
             factor: Factor on the gradients (not on the reported loss).
             reduce: Whether gradients are summed over ranks as soon as they are complete.
             trace: Whether the times of tasks are recorded.
+            agreement: Settled before anything is sent.
+
+        Raises:
+            StageFailedError: if a task failed.
+            Refusal: if the ranks do not agree on the call.
         """
         placed: list[Any] = [None] * len(leaves)
         for name in variant.needs(self.rank):
             number = variant.leaf_numbers[name]
             placed[number] = leaves[number].to(self.device)
-        weights = yield from self._weights(variant, placed, batch_size)
+        weights = yield from self._weights(variant, placed, batch_size, agreement)
         scale = factor * (self.scale.scale if self.scale is not None else 1.0)
         executor = self._executor(variant, batch_size)
         random = any(runner.random for runner in self.runners(variant).values())
@@ -253,6 +260,11 @@ class Worker:
             scale=scale,
             training=variant.training,
             trace=trace,
+            agreement=agreement,
+        )
+        sums: list[tuple[torch.Tensor, Handle]] = []
+        iteration.after_forwards = lambda: sums.append(
+            add_losses(self.rank, self._transport, len(weights), iteration.losses)
         )
         if reduce:
             self._reducer.begin()
@@ -261,15 +273,25 @@ class Worker:
                 origin = variant.origin
                 iteration.after_backward = lambda s: self._reducer.after_backward(origin[s])
         start = time.monotonic_ns()
-        yield from executor.run(iteration)
-        if before is not None:
-            self._generator.set_state(before)
-        terms = yield from total_loss(self.rank, self._transport, len(weights), iteration.losses)
+        try:
+            yield from executor.run(iteration)
+        except BaseException:
+            for runner in self.runners(variant).values():
+                runner.discard_buffers()
+            raise
+        finally:
+            if before is not None:
+                self._generator.set_state(before)
         yield from self._share_buffers(variant)
-        return Outcome(terms, iteration.results, iteration.records, start)
+        (total,) = sums
+        return Outcome(*total, iteration.results, iteration.records, start)
 
     def _weights(
-        self, variant: Variant, leaves: Sequence[Any], batch_size: int
+        self,
+        variant: Variant,
+        leaves: Sequence[Any],
+        batch_size: int,
+        agreement: Agreement | None,
     ) -> Eventually[list[Weight]]:
         """Weights of the loss terms; counts are summed over the stage's replicas and copies."""
         if variant.purpose == "predict":
@@ -281,6 +303,8 @@ class Worker:
                 total += counter.count(leaves, samples)
             group = variant.plan.stages[stage].devices
             if len(group) > 1:
+                if agreement is not None:
+                    yield from agreement.settle()
                 handle = self._transport.all_reduce(self.rank, group_of(group), total)
                 while not handle.poll():
                     yield
@@ -351,6 +375,9 @@ class Worker:
         Returns:
             The gradient's norm before clipping (None without clipping), and whether the
             optimizer stepped.
+
+        Raises:
+            StageFailedError: if the optimizer's step raised.
         """
         finite = True
         if self.scale is not None:
@@ -374,7 +401,13 @@ class Worker:
             if finite:
                 clip_gradients(self.parameters, self.options.clip_norm, norm)
         if finite and self.optimizer is not None:
-            self.optimizer.step()
+            try:
+                self.optimizer.step()
+            except Exception as error:
+                raise StageFailedError(
+                    f"The optimizer step failed: {type(error).__name__}: {error}",
+                    where=f"rank {self.rank}",
+                ) from error
         return norm, finite
 
 
@@ -396,13 +429,16 @@ class Outcome:
     """What a mini-batch gave on one rank.
 
     Attributes:
-        terms: The loss terms of the mini-batch, weighted, the same on every rank.
+        terms: The loss terms of the mini-batch, weighted, the same on every rank once
+            ``complete`` is.
+        complete: The reduction of ``terms``, under way.
         results: By output number, (first sample, samples, value) of this rank's micro-batches.
         records: Times of this rank's tasks, if they were asked for.
         start_ns: When the rank started, on its monotonic clock.
     """
 
     terms: torch.Tensor
+    complete: Handle
     results: Mapping[int, list[tuple[int, int, torch.Tensor]]]
     records: list[TaskRecord]
     start_ns: int
