@@ -23,11 +23,12 @@ from graphpipe.plan.actions import Ordering
 from graphpipe.plan.plan import Plan
 from graphpipe.runtime.agreement import Agreement, Refusal
 from graphpipe.runtime.checkpoint.checkpointer import Checkpointer, Progress, SaveHandle
+from graphpipe.runtime.elementwise import sliced_factory
 from graphpipe.runtime.failures import FailureBoard, PeerLostError, Watchdog
 from graphpipe.runtime.gather import gather_outputs, gather_records, gather_state
 from graphpipe.runtime.optimize import LossScale, OptimizerFactory
 from graphpipe.runtime.process_group import ProcessGroupTransport, ensure_process_group
-from graphpipe.runtime.state import FileState, ModelState, SeededState, StateSource
+from graphpipe.runtime.sources import initial_values
 from graphpipe.runtime.trace import measured_timeline
 from graphpipe.runtime.transport import InProcess, Transport, run_together, wait
 from graphpipe.runtime.variant import Purpose, Variant
@@ -134,7 +135,9 @@ class Pipeline:
             compile=_compile if compile else None,
             watchdog=self._watchdog,
         )
-        source = _source(model, first, state, init, seed)
+        source = initial_values(model, first, state, init, seed)
+        if optimizer is not None:
+            optimizer = sliced_factory(optimizer, self.graph)
         self._holders = holders(first)
         self.workers: tuple[Worker, ...] = tuple(
             Worker(
@@ -393,12 +396,14 @@ class Pipeline:
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """This process's trainable parameters under the model's own names. Where it runs
-        several ranks, a parameter that several of them hold comes once."""
+        several ranks, a parameter that several of them hold comes once; of a weight whose
+        join is split, every slice comes, all under its one name."""
         found: dict[str, nn.Parameter] = {}
         for worker in self.workers:
             for name, parameter in worker.parameters.items():
                 found.setdefault(name, parameter)
-        return list(found.items())
+        known = self.graph.parameter_by_name
+        return [(known[name].canonical, parameter) for name, parameter in found.items()]
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
@@ -591,18 +596,3 @@ def _autocast(
 def _compile(module: nn.Module) -> Callable[..., Any]:
     compiled: Callable[..., Any] = torch.compile(module, dynamic=False)
     return compiled
-
-
-def _source(
-    model: nn.Module, first: Variant, state: str | None, init: str, seed: int
-) -> StateSource:
-    """Where the ranks' initial values come from."""
-    values = first.program.state
-    source: StateSource = ModelState(values)
-    if init == "seeded":
-        source = SeededState(model, seed, values)
-    if state is not None:
-        source = FileState(
-            state, source, {item.name: item.aliases for item in first.graph.parameters}
-        )
-    return source

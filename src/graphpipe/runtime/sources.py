@@ -1,0 +1,24 @@
+"""Which source the initial values of a pipeline come from."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from graphpipe.runtime.slices import SlicedState, whole_values
+from graphpipe.runtime.state import FileState, ModelState, SeededState, StateSource
+from graphpipe.runtime.variant import Variant
+
+
+def initial_values(
+    model: nn.Module, first: Variant, state: str | None, init: str, seed: int
+) -> StateSource:
+    """Where the ranks' initial values come from; see ``Pipeline`` for the arguments."""
+    values = whole_values(first.graph, first.program.state, model)
+    source: StateSource = ModelState(values)
+    if init == "seeded":
+        source = SeededState(model, seed, values)
+    if state is not None:
+        source = FileState(
+            state, source, {item.name: item.aliases for item in first.graph.parameters}
+        )
+    return SlicedState(source, first.graph) if first.graph.joins else source
