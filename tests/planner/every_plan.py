@@ -127,12 +127,14 @@ def _schedules(problem: PipelineProblem) -> Iterator[Built]:
 def _iteration_ns(built: Built, units: UnitGraph, stages: Partition, cluster: Cluster) -> int:
     """The last task of a rank, then its all-reduces and its optimizer step."""
     last = [max((built.end[n] for n in line), default=0) for line in built.lines]
-    rate = units.costs.device_costs(KIND).optimizer_seconds_per_byte
+    costs = units.costs.device_costs(KIND)
     ends = list(last)
     for stage, spec in zip(stages, built.problem.stages, strict=True):
-        gradient = units.facts(stage).gradient
+        facts = units.facts(stage)
+        gradient = facts.gradient
         ready = max(last[rank] for rank in spec.devices)
         reduce = cluster.all_reduce_seconds(spec.devices, gradient) if gradient else 0.0
         for rank in spec.devices:
-            ends[rank] = max(ends[rank], ready) + round((reduce + rate * gradient) * 1e9)
+            step = costs.optimizer_seconds(gradient, facts.gradient_tensors)
+            ends[rank] = max(ends[rank], ready) + round((reduce + step) * 1e9)
     return max(ends)

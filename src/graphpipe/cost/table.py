@@ -78,11 +78,21 @@ class DeviceCosts:
         forward: Seconds, shape [ops, micro-batch sizes].
         backward: Seconds, same shape; 0 for an op without a backward.
         optimizer_seconds_per_byte: Optimizer step, per byte of trainable parameters.
+        optimizer_seconds_per_tensor: The same, per trainable parameter: what its kernels take
+            however small it is. Measured costs have one addition into ``.grad`` taken off both:
+            ``backward`` has one for every micro-batch, and the first of an iteration needs none.
     """
 
     forward: FloatArray
     backward: FloatArray
     optimizer_seconds_per_byte: float = 0.0
+    optimizer_seconds_per_tensor: float = 0.0
+
+    def optimizer_seconds(self, nbytes: float, tensors: float) -> float:
+        """Seconds of the optimizer step of parameters of so many bytes, in so many tensors."""
+        return (
+            self.optimizer_seconds_per_byte * nbytes + self.optimizer_seconds_per_tensor * tensors
+        )
 
 
 class Exclusion(NamedTuple):
@@ -128,6 +138,8 @@ class CostTable:
         hosts: By kind of device, the hardware that was measured; empty unless profiled.
         torch_version: Version of torch that was measured; empty unless profiled.
         notes: Remarks for the user, such as sizes that could not be profiled.
+        optimizer: Name of the optimizer whose step and memory are meant; empty if unknown.
+        precision: Precision that the times are meant for; empty if unknown.
 
     Raises:
         CostError: if shapes disagree, a number is negative or not finite (other than the
@@ -152,6 +164,8 @@ class CostTable:
     spreads: Mapping[str, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
     torch_version: str = ""
+    optimizer: str = ""
+    precision: str = ""
 
     def __post_init__(self) -> None:
         check_table(self)
@@ -341,10 +355,9 @@ def check_table(table: CostTable) -> None:
                     "A time is infinite, and no exclusion says why",
                     where=f"field 'devices.{kind}', op '{table.ops[row]}'",
                 )
-        if not 0 <= costs.optimizer_seconds_per_byte < np.inf:
-            raise CostError(
-                "Not a time per byte", where=f"field 'devices.{kind}.optimizer_seconds_per_byte'"
-            )
+        for field_name in ("optimizer_seconds_per_byte", "optimizer_seconds_per_tensor"):
+            if not 0 <= getattr(costs, field_name) < np.inf:
+                raise CostError("Not a time", where=f"field 'devices.{kind}.{field_name}'")
 
 
 def _check_array(

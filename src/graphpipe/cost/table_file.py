@@ -25,6 +25,7 @@ class DeviceTimes(Record):
     forward: Times
     backward: Times
     optimizer_seconds_per_byte: float = 0.0
+    optimizer_seconds_per_tensor: float = 0.0
     correction: tuple[float, float] | None = None
     host: str | None = None
     forward_spread: tuple[Numbers, ...] | None = None
@@ -43,6 +44,8 @@ class CostTableFile(FileRecord):
     fingerprint: str
     source: Source
     torch_version: str = ""
+    optimizer: str = ""
+    precision: str = ""
     ops: tuple[str, ...]
     micro_batches: tuple[int, ...]
     devices: dict[str, DeviceTimes]
@@ -67,6 +70,7 @@ class CostTableFile(FileRecord):
                 forward=_times(costs.forward),
                 backward=_times(costs.backward),
                 optimizer_seconds_per_byte=costs.optimizer_seconds_per_byte,
+                optimizer_seconds_per_tensor=costs.optimizer_seconds_per_tensor,
                 correction=table.corrections.get(kind),
                 host=table.hosts.get(kind),
                 forward_spread=_rows(spread[0]) if spread else None,
@@ -76,6 +80,8 @@ class CostTableFile(FileRecord):
             fingerprint=table.fingerprint,
             source=table.source,
             torch_version=table.torch_version,
+            optimizer=table.optimizer,
+            precision=table.precision,
             ops=table.ops,
             micro_batches=table.micro_batches,
             devices=devices,
@@ -103,6 +109,7 @@ class CostTableFile(FileRecord):
                     _array(item.forward, width, f"devices.{name}.forward"),
                     _array(item.backward, width, f"devices.{name}.backward"),
                     item.optimizer_seconds_per_byte,
+                    item.optimizer_seconds_per_tensor,
                 )
                 for name, item in self.devices.items()
             }
@@ -139,6 +146,8 @@ class CostTableFile(FileRecord):
                     name: item.host for name, item in self.devices.items() if item.host is not None
                 },
                 torch_version=self.torch_version,
+                optimizer=self.optimizer,
+                precision=self.precision,
             )
         except CostError as error:
             raise FileFormatError(

@@ -176,15 +176,11 @@ def optimizer_times(
     """Nanoseconds of the optimizer step on each rank, each parameter once."""
     out: list[int] = []
     for rank, names in enumerate(held):
-        nbytes = sum(
-            graph.parameter_by_name[name].nbytes
-            for name in names & trained
-            if graph.parameter_by_name[name].trainable
-            and not graph.parameter_by_name[name].is_buffer
-        )
+        items = [graph.parameter_by_name[name] for name in names & trained]
+        sizes = [item.nbytes for item in items if item.trainable and not item.is_buffer]
         seconds = 0.0
-        if nbytes:
+        if sizes:
             kind = cluster.devices[rank].kind
-            seconds = costs.device_costs(kind).optimizer_seconds_per_byte * nbytes
+            seconds = costs.device_costs(kind).optimizer_seconds(sum(sizes), len(sizes))
         out.append(round(seconds * 1e9))
     return tuple(out)

@@ -129,11 +129,11 @@ def after_ns(
     costs = space.units.costs
     for part, stages in enumerate(structure.of_part):
         gradient = sum(structure.facts[s].gradient for s in stages)
+        tensors = sum(structure.facts[s].gradient_tensors for s in stages)
         if gradient:
             kind = devices[ranks[part][0]].kind
-            seconds = costs.device_costs(kind).optimizer_seconds_per_byte * gradient
-            seconds += space.cluster.all_reduce_seconds(ranks[part], gradient)
-            out[part] = seconds * 1e9
+            step = costs.device_costs(kind).optimizer_seconds(gradient, tensors)
+            out[part] = step * 1e9 + space.all_reduce_ns(ranks[part], gradient)
     return out
 
 

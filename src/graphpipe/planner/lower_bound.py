@@ -192,18 +192,21 @@ class _Bound:
             for p in self.graph.parameters
             if p.trainable and not p.is_buffer
         }
-        rate = min(
-            self.costs.device_costs(kind).optimizer_seconds_per_byte for kind in self.cluster.kinds
-        )
+        kinds = [self.costs.device_costs(kind) for kind in self.cluster.kinds]
+        rate = min(item.optimizer_seconds_per_byte for item in kinds)
+        each = min(item.optimizer_seconds_per_tensor for item in kinds)
+        counts = np.zeros(len(self.units))
         self.parameter_bytes = np.zeros(len(self.units))
         used: set[str] = set()
         for u, unit in enumerate(self.units):
             names = {name for op in unit for name in self.graph.ops[op].parameters}
             used |= names
             self.parameter_bytes[u] = sum(trained.get(name, 0.0) for name in names)
-        self.optimizer = np.maximum(0.0, self.parameter_bytes * rate - 2 * _HALF_NS)
-        total = sum(size for name, size in trained.items() if name in used)
-        self.optimizer_total = max(0.0, total * rate - 2 * _HALF_NS)
+            counts[u] = sum(name in trained for name in names)
+        steps = self.parameter_bytes * rate + counts * each
+        self.optimizer = np.maximum(0.0, steps - 2 * _HALF_NS)
+        sizes = [size for name, size in trained.items() if name in used]
+        self.optimizer_total = max(0.0, sum(sizes) * rate + len(sizes) * each - 2 * _HALF_NS)
 
     def _walk(self) -> None:
         """Releases and tails of forwards and backwards, for one sample at its best."""

@@ -40,7 +40,8 @@ class StageFacts(NamedTuple):
 
     Bytes: ``static`` (weights, gradients, optimizer state), ``gradient`` (what a replica has to
     reduce), ``saved_*`` (kept per micro-batch in flight: fixed and per sample), ``input_*`` (the
-    same for a stage that recomputes), ``workspace_*`` (transient).
+    same for a stage that recomputes), ``workspace_*`` (transient). ``gradient_tensors`` is the
+    number of trainable parameters.
     """
 
     has_backward: bool
@@ -52,6 +53,7 @@ class StageFacts(NamedTuple):
     input_bytes: float
     workspace_fixed: float
     workspace_bytes: float
+    gradient_tensors: int
 
 
 @dataclass(eq=False)
@@ -72,6 +74,7 @@ class UnitGraph:
     def __post_init__(self) -> None:
         self._times: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
         self._facts: dict[tuple[int, ...], StageFacts] = {}
+        self._optimizer: dict[str, tuple[float, ...]] = {}
         self._order = np.array([op for unit in self.members for op in unit], dtype=np.intp)
         sizes = [len(unit) for unit in self.members]
         self._starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp)
@@ -178,8 +181,9 @@ class UnitGraph:
         return found
 
     @cached_property
-    def _own(self) -> list[tuple[float, float, float, float, float, float, float]]:
-        """Per unit: static, gradient, saved fixed/per sample of what only it holds; workspace."""
+    def _own(self) -> list[list[float]]:
+        """Per unit: static, gradient, saved fixed/per sample of what only it holds; workspace
+        fixed/per sample; trainable parameters."""
         costs, graph = self.costs, self.graph
         holders: dict[int, set[int]] = {}
         users: dict[str, set[int]] = {}
@@ -205,12 +209,13 @@ class UnitGraph:
                 if len(units) == 1:
                     rows[u][0] += static
                     rows[u][1] += gradient
+                    rows[u][6] += gradient > 0
                 else:
                     self._shared_parameters[u].append(name)
         for u, ops in enumerate(self.members):
             work = costs.workspace_bytes[list(ops)].max(axis=0)
             rows[u][4], rows[u][5] = float(work[0]), float(work[1])
-        return [(r[0], r[1], r[2], r[3], r[4], r[5], r[6]) for r in rows]
+        return rows
 
     def _parameter_bytes(self, name: str) -> tuple[float, float]:
         """Bytes that a device holds for a parameter, and bytes of its gradient."""
@@ -233,6 +238,17 @@ class UnitGraph:
         """Bytes of trainable parameters of each unit alone."""
         return tuple(self.facts((u,)).gradient for u in range(len(self)))
 
+    def optimizer_ns(self, kind: str) -> tuple[float, ...]:
+        """Nanoseconds of the optimizer step of each unit alone, on a kind of device."""
+        found = self._optimizer.get(kind)
+        if found is None:
+            costs = self.costs.device_costs(kind)
+            facts = [self.facts((u,)) for u in range(len(self))]
+            found = self._optimizer[kind] = tuple(
+                1e9 * costs.optimizer_seconds(f.gradient, f.gradient_tensors) for f in facts
+            )
+        return found
+
     def facts(self, units: tuple[int, ...]) -> StageFacts:
         """Facts of a stage of these units (ascending)."""
         found = self._facts.get(units)
@@ -246,6 +262,7 @@ class UnitGraph:
         storages: set[int] = set()
         parameters: set[str] = set()
         backward = False
+        tensors = 0.0
         for u in units:
             row = own[u]
             static += row[0]
@@ -254,6 +271,7 @@ class UnitGraph:
             saved += row[3]
             work_fixed = max(work_fixed, row[4])
             work = max(work, row[5])
+            tensors += row[6]
             storages.update(self._shared_storages[u])
             parameters.update(self._shared_parameters[u])
             backward = backward or self.has_backward[u]
@@ -264,6 +282,7 @@ class UnitGraph:
             one, two = self._parameter_bytes(name)
             static += one
             gradient += two
+            tensors += two > 0
         inside = set(units)
         input_fixed = inputs = 0.0
         for t in {index for u in units for index in self._read_by[u]}:
@@ -283,6 +302,7 @@ class UnitGraph:
             inputs,
             work_fixed,
             work,
+            int(tensors),
         )
 
     @cached_property

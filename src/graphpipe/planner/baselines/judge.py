@@ -45,12 +45,13 @@ def judge(units: UnitGraph, cluster: Cluster, recipe: Recipe, batch_size: int) -
         built = build_schedule(problem, "list", raise_bounds=True)
     groups, optimizer_ns = [], [0] * cluster.world_size
     for stage, spec in zip(recipe.stages, problem.stages, strict=True):
-        gradient = units.facts(stage.units).gradient
+        facts = units.facts(stage.units)
+        gradient, tensors = facts.gradient, facts.gradient_tensors
         if gradient and len(spec.devices) > 1:
             groups.append((spec.devices, int(gradient)))
         for rank in spec.devices:
             costs = units.costs.device_costs(cluster.devices[rank].kind)
-            optimizer_ns[rank] = round(costs.optimizer_seconds_per_byte * gradient * 1e9)
+            optimizer_ns[rank] = round(costs.optimizer_seconds(gradient, tensors) * 1e9)
     simulated = simulate_problem(
         problem,
         built.lines,
