@@ -265,6 +265,26 @@ def test_a_transformer_layer_keeps_its_ops_in_evaluation() -> None:
     assert any(op.module == "linear1" for op in graph.ops)
 
 
+def test_a_transformer_with_a_mask_that_is_causal_is_captured() -> None:
+    model = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    inputs = (torch.randn(4, 5, 8), torch.randn(4, 3, 8))
+
+    def loss_fn(output: torch.Tensor) -> torch.Tensor:
+        return output.square().mean()
+
+    graph = capture(model, inputs, {"tgt_mask": mask}, loss_fn=loss_fn,
+                    not_per_sample=["kwargs['tgt_mask']"])  # fmt: skip
+    assert_equals_eager(graph, model, inputs, {"tgt_mask": mask}, None, loss_fn)
+
+
+def test_a_cumulative_batch_norm_is_refused_with_what_to_do() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    with pytest.raises(CaptureError, match=r"'1'.*momentum"):
+        capture(model, torch.randn(4, 3), loss_fn=torch.mean)
+    assert capture(model, torch.randn(4, 3), loss_fn=torch.mean, training=False).ops
+
+
 def test_a_model_may_return_its_loss_alone_or_in_a_dict() -> None:
     def alone(net: Net, x: torch.Tensor) -> torch.Tensor:
         return net.linear(x).pow(2).mean()
@@ -327,7 +347,7 @@ def test_the_line_that_fixes_the_batch_is_named() -> None:
 def test_shapes_that_depend_on_data_are_refused_with_the_module() -> None:
     class Positive(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x[x > 0].sum()
+            return x[x > 0].std()
 
     with pytest.raises(CaptureError, match="opaque"):
         capture(nn.Sequential(nn.Linear(3, 3), Positive()), (X,))

@@ -15,6 +15,7 @@ from graphpipe.graph.dataflow import DataFlow, Declared, analyse
 from graphpipe.graph.fake_run import FakeRun, TensorShape, fake_run
 from graphpipe.graph.fit import SAMPLE_SIZES
 from graphpipe.graph.loss_terms import Term, split_loss
+from graphpipe.graph.masked import write_with_masks
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.graph.normalise import Normal, normalise
 from graphpipe.graph.opaque import OpaqueCalls, OpaqueOption
@@ -79,7 +80,7 @@ def capture(
             message names module, line and remedy.
     """
     given = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-    _check(model, loss_fn)
+    _check(model, loss_fn, training)
     signature = read_signature(
         model,
         given,
@@ -91,6 +92,7 @@ def capture(
     names = names_of(model, loss_fn)
     calls = OpaqueCalls(model, opaque)
     traced = trace(model, signature, loss_fn, training=training, opaque=calls)
+    write_with_masks(traced.module.graph)
     normal = normalise(traced, signature, names, model)
     tensors = _tensors(model, loss_fn, normal)
     work = _Workshop(normal, signature, tensors, names, training, Declared(per_sample_ops))
@@ -114,9 +116,20 @@ def capture(
     return graph
 
 
-def _check(model: nn.Module, loss_fn: LossFunction | None) -> None:
+def _check(model: nn.Module, loss_fn: LossFunction | None, training: bool) -> None:
     if not isinstance(model, nn.Module):
         raise CaptureError("The model is not an nn.Module", got=type(model).__name__)
+    for path, module in model.named_modules():
+        cumulative = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is None
+        if training and cumulative and module.track_running_stats:
+            raise CaptureError(
+                "A BatchNorm averages over all the batches that it has seen: how much a batch "
+                "weighs is a number that every stage and replica would have to count alike",
+                where=f"module {path!r}",
+                expected="a momentum, such as 0.1",
+                got="momentum=None",
+                fix="Give it a momentum, or track_running_stats=False",
+            )
     if isinstance(loss_fn, nn.Module):
         trainable = [name for name, p in loss_fn.named_parameters() if p.requires_grad]
         if trainable:

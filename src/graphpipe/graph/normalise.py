@@ -297,15 +297,7 @@ class _Rewriter:
                     raise CaptureError("A size depends on data")
                 built = node_of(expression, self._symbol, self._graph, self._batch)
             except CaptureError as error:
-                origin = _origin(node)
-                raise CaptureError(
-                    error.what,
-                    where=f"module {origin.module!r}, {origin.source or node.name}",
-                    expected="sizes that depend on nothing but the number of samples",
-                    got=str(expression),
-                    fix=f"Use masks instead of boolean indexing, or capture with "
-                    f"opaque=[{origin.module!r}], so that the module stays one op",
-                ) from None
+                raise size_refused(node, error.what, str(expression)) from None
             self._integers[expression] = built
         return self._integers[expression]
 
@@ -404,6 +396,26 @@ class _Rewriter:
             return self._graph.create_node("get_attr", name)
 
         return tuple(named(value) for value in args)
+
+
+def size_refused(node: fx.Node, what: str, got: str | None = None) -> CaptureError:
+    """The refusal of a node of the export whose size depends on data."""
+    origin = _origin(node)
+    path = origin.module
+    inside = path and path != "loss_fn" and not path.startswith(LOSS_PREFIX)
+    return CaptureError(
+        what,
+        where=f"module {path!r}, {origin.source or node.name}",
+        expected="sizes that depend on nothing but the number of samples",
+        got=got,
+        fix="Use masks (torch.where), of which sums and means may be taken, instead of boolean "
+        + (
+            f"indexing, or capture with opaque=[{path!r}], so that the module stays one op"
+            if inside
+            else "indexing, or move this code into a submodule of the model and capture with "
+            "opaque=[its path]"
+        ),
+    )
 
 
 def _batch_symbol(placeholder: fx.Node, rows: int) -> sympy.Symbol:

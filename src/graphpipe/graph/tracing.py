@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     ShapeEnv,
 )
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from graphpipe.errors import CaptureError
@@ -242,7 +243,7 @@ def trace(
         _CAPTURE_LOCK,
         _mode_of(whole, model, training),
         _stand_ins(whole, mode),
-        _no_fast_paths(),
+        _plain_transformers(),
         ModuleStack(whole) as stack,
         refuse_autograd_functions(stack),
         symbolic_len(stack),
@@ -275,8 +276,9 @@ _CAPTURE_LOCK = threading.RLock()
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps torch from printing the graph of a failed export; our error says what matters."""
-    loggers = [logging.getLogger(name) for name in ("torch.fx", "torch._dynamo", "torch.export")]
-    loggers += [logging.getLogger("torch.fx.experimental.symbolic_shapes")]
+    names = ("torch.fx", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "torch.export",
+             "torch._subclasses.fake_tensor")  # fmt: skip
+    loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     try:
         for logger in loggers:
@@ -347,14 +349,22 @@ def _stand_ins(whole: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_fast_paths() -> Iterator[None]:
-    """Keeps ``nn.TransformerEncoder`` from fusing a layer into one op in evaluation mode."""
+def _plain_transformers() -> Iterator[None]:
+    """Keeps ``nn.Transformer`` and its parts from choosing a faster way by what they see.
+
+    In evaluation mode an encoder layer would be fused into one op. A mask would be compared
+    with a causal one, which has no answer while a model is captured; without it, the mask
+    itself is applied, to the same effect.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
+    detect = transformer._detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+        transformer._detect_is_causal_mask = detect
 
 
 def _explained(error: Exception, stack: ModuleStack, found: Sequence[_Found]) -> CaptureError:
