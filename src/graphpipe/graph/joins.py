@@ -316,4 +316,3 @@ def _places(node: fx.Node, source: fx.Node) -> list[Any]:
     found: list[Any] = []
     fx.node.map_arg((node.args, node.kwargs), lambda n: found.append(n) if n is source else None)
     return found
-

@@ -159,9 +159,7 @@ class _Rewriter:
         self._sweep({node for join, _ in chosen for node in (*join.region, join.weight)})
         return self._rebuilt()
 
-    def _chosen(
-        self, wanted: Mapping[str, JoinSplit] | None
-    ) -> list[tuple[Join, tuple[int, ...]]]:
+    def _chosen(self, wanted: Mapping[str, JoinSplit] | None) -> list[tuple[Join, tuple[int, ...]]]:
         """The joins to split, each with the widths of its slices."""
         joins = {join.name: join for join in self._found.joins}
         if wanted is None:

@@ -139,9 +139,7 @@ def _refused(kind: type, name: str, reason: str) -> RuntimeSetupError:
     )
 
 
-def _check_complete(
-    optimizer: torch.optim.Optimizer, cut: list[tuple[str, nn.Parameter]]
-) -> None:
+def _check_complete(optimizer: torch.optim.Optimizer, cut: list[tuple[str, nn.Parameter]]) -> None:
     """Refuses an optimizer that has some slices of a weight and not the others.
 
     That is what comes of a dictionary by name in the factory.

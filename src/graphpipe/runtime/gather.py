@@ -10,6 +10,7 @@ from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.plan.ranges import copy_range, micro_batch_range
 from graphpipe.runtime.executor import TaskRecord
 from graphpipe.runtime.rank_program import dtype_of
+from graphpipe.runtime.slices import put
 from graphpipe.runtime.transport import Eventually, Transport, Wait
 from graphpipe.runtime.variant import Variant
 
@@ -32,16 +33,28 @@ def gather_outputs(
         rank: This rank.
         transport: How it reaches others.
         variant: What ran.
-        leaves: The graph inputs; an output may be one of them.
+        leaves: The graph inputs (on the meta device where this rank does not read them); an
+            output may be one of them.
         results: By output number, this rank's (first sample, samples, value).
         batch_size: Samples of the mini-batch.
     """
     everyone = tuple(range(transport.world_size))
     graph, plan = variant.graph, variant.plan
+    needs = [variant.needs(member) for member in everyone]
     out: list[torch.Tensor] = []
     for number, name in enumerate(graph.outputs):
         if name in variant.leaf_numbers:
-            out.append(leaves[variant.leaf_numbers[name]].cpu())
+            given = leaves[variant.leaf_numbers[name]]
+            # Only ranks that read it need have its values; where none reads it, all have.
+            owner = next((member for member in everyone if name in needs[member]), None)
+            if owner is not None:
+                value = torch.empty(given.shape, dtype=given.dtype)
+                if rank == owner:
+                    value.copy_(given)
+                yield from _broadcast(rank, transport, everyone, value, owner)
+                out.append(value)
+            else:
+                out.append(given.cpu())
             continue
         spec = graph.op_by_name[name].output
         assert spec is not None
@@ -122,7 +135,7 @@ def gather_state(
                 yield
         if to in (None, rank):
             assert value is not None
-            out.update(dict.fromkeys((item.name, *item.aliases), value))
+            put(out, item, value)
     return out
 
 

@@ -21,6 +21,7 @@ from graphpipe.plan.validate import validate
 from graphpipe.runtime.autocast_types import with_autocast_types
 from graphpipe.runtime.inputs import check_loaded, path_of, shape_only
 from graphpipe.runtime.rank_program import dtype_of
+from graphpipe.runtime.slices import as_planned
 from graphpipe.runtime.variant import Purpose, Variant, map_plan
 
 _EXAMPLE_BATCH = 2
@@ -70,6 +71,7 @@ class VariantCache:
         self._ordering: Ordering = ordering
         if graph is None:
             graph = self._capture_again()
+        graph = as_planned(graph, plan)
         _check_same(plan, graph)
         validate(plan, graph)
         self._graph = graph
@@ -128,6 +130,9 @@ class VariantCache:
     def unread(self, variant: Variant) -> set[str]:
         """Paths of the inputs that no stage of this process reads."""
         read = {name for rank in self.ranks for name in variant.needs(rank)}
+        # What is handed back as it came has values somewhere only if each rank has them.
+        anywhere = {name for rank in range(self._plan.world_size) for name in variant.needs(rank)}
+        read |= set(variant.graph.outputs) - anywhere
         return {item.path for item in variant.graph.inputs if item.name not in read}
 
     def _capture_variant(
@@ -149,6 +154,7 @@ class VariantCache:
             loss_fn=self._loss_fn if with_loss else None,
             **(self._options | {"training": purpose == "train"}),
         )
+        graph = as_planned(graph, self._plan)
         plan, origin = map_plan(self._plan, self._graph, graph)
         return self._variant(graph, plan, purpose, origin)
 
@@ -223,11 +229,22 @@ def _at_least_two(
     graph: ModelGraph, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Examples with at least two samples: a single one is doubled."""
-    whole = {item.path for item in graph.inputs if not item.per_sample}
+    rows = {
+        item.path: (item.spec.rows_per_sample or 1) if item.per_sample else 0
+        for item in graph.inputs
+    }
     leaves, spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs), targets))
-    values: list[Any] = []
-    for path, value in leaves:
-        single = isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == 1
-        values.append(torch.cat([value, value]) if single and path_of(path) not in whole else value)
+    values = [value for _, value in leaves]
+    paths = [path_of(path) for path, _ in leaves]
+    tensors = [
+        i
+        for i, value in enumerate(values)
+        if isinstance(value, torch.Tensor) and value.dim() > 0 and rows.get(paths[i], 1)
+    ]
+    # All that has samples is doubled, or nothing: inputs may have several rows a sample, and
+    # an input that the planned graph does not know has as many samples as the others.
+    if any(values[i].shape[0] == rows.get(paths[i], 1) for i in tensors):
+        for i in tensors:
+            values[i] = torch.cat([values[i], values[i]])
     rebuilt: tuple[tuple[Any, ...], dict[str, Any], Any] = pytree.tree_unflatten(values, spec)
     return rebuilt
