@@ -34,8 +34,12 @@ margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss
 multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm cumsum cumprod sum
 prod erfinv
 """
-_LOW = frozenset(_IN_LOW.split())
+_WIDE = "partial_linear"
+"""Multiplies in low precision and answers in float32, see :mod:`graphpipe.graph.partial`."""
+_LOW = frozenset([*_IN_LOW.split(), _WIDE])
 _HIGH = frozenset(_IN_FLOAT32.split())
+_NARROWING = "join_sum"
+"""Adds such answers up, and rounds their sum to what the linear would have given."""
 _CONVOLUTIONS = frozenset(name for name in _LOW if name.startswith("conv"))
 _FLOATS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
 
@@ -109,7 +113,7 @@ def _under_autocast(graph: ModelGraph, op: Op, low: str, dtypes: dict[str, str])
     read = [dtypes[item] for item in op.inputs]
     if own not in _FLOATS or own == "float64":
         runs = own
-    elif name in _LOW:
+    elif name in _LOW or name == _NARROWING:
         runs = low
     elif name in _HIGH:
         runs = "float32"
@@ -120,8 +124,9 @@ def _under_autocast(graph: ModelGraph, op: Op, low: str, dtypes: dict[str, str])
         runs = max(wide, key=lambda dtype: DTYPE_BYTES[dtype])
     else:
         runs = own
-    dtypes[op.name] = runs
-    ratio = DTYPE_BYTES[runs] / DTYPE_BYTES[own] if own in DTYPE_BYTES else 1.0
+    answers = "float32" if name == _WIDE and runs == low else runs
+    dtypes[op.name] = answers
+    ratio = DTYPE_BYTES[answers] / DTYPE_BYTES[own] if own in DTYPE_BYTES else 1.0
     output = output_size(op).scaled(ratio)
     before, after, cast, kernels = Size(), Size(), Size(), 0
     for item, dtype in zip(op.inputs, read, strict=True):
