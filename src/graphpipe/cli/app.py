@@ -9,6 +9,7 @@ import typer
 import graphpipe
 from graphpipe.cli import (
     capture,
+    checkpoint,
     cluster,
     compare,
     demo,
@@ -17,6 +18,7 @@ from graphpipe.cli import (
     explain,
     plan,
     profile,
+    rendezvous,
     report,
     simulate,
     train,
@@ -42,6 +44,8 @@ for _module in (
     emulate,
     report,
     train,
+    checkpoint,
+    rendezvous,
     demo,
     doctor,
 ):

@@ -52,6 +52,23 @@ def train(
         Path | None,
         typer.Option("--out", "-o", help="Write the trained parameters (safetensors)."),
     ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Folder for checkpoints; one at the end.")
+    ] = None,
+    save_every: Annotated[
+        int | None, typer.Option(min=1, help="Steps between checkpoints.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="How many checkpoints stay.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint, if there is one.")
+    ] = False,
+    elastic: Annotated[
+        bool,
+        typer.Option("--elastic", help="Plan anew for the ranks of each start, and resume."),
+    ] = False,
+    log: Annotated[
+        Path | None, typer.Option(help="Append step, loss and workers to this file (JSON lines).")
+    ] = None,
 ) -> None:
     """Trains a model on worker processes of this machine, which it starts itself.
 
@@ -62,12 +79,16 @@ def train(
       graphpipe train zoo:digits --workers 4 --steps 50
       graphpipe train my_model.py:job --plan plan.json --optimizer adamw --lr 3e-4
       torchrun --nproc-per-node 4 -m graphpipe train zoo:digits --steps 50
+      graphpipe train zoo:digits --steps 200 --save checkpoints --save-every 50 --resume
     """
     from graphpipe.programs.train import Settings, prepare, save_state
     from graphpipe.programs.train import train as run
     from graphpipe.report.chrome_trace import write_chrome_trace
 
-    settings = Settings(steps, optimizer, learning_rate, clip_norm, seed, trace is not None)
+    settings = Settings(
+        steps, optimizer, learning_rate, clip_norm, seed, trace is not None,
+        save=save, save_every=save_every, keep=keep, resume=resume, elastic=elastic, log=log,
+    )  # fmt: skip
     prepared = prepare(model, settings, plan=plan, workers=workers, batch_size=batch_size)
     with output.progress("training") as bar:
         outcome = run(
@@ -79,6 +100,10 @@ def train(
     if outcome is None:
         return
     losses = outcome.losses
+    if not losses:
+        output.text(f"All steps had been taken: {save} holds the last checkpoint.")
+        output.result({"losses": [], "seconds": outcome.seconds})
+        return
     output.text(
         f"{len(losses)} steps of {prepared.plan.batch_size} samples in "
         f"{format_ns(outcome.seconds * 1e9, 3)}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +17,11 @@ from torch import nn
 
 from graphpipe.cost.analytic import estimate
 from graphpipe.cost.cluster import Cluster
-from graphpipe.errors import InputError
+from graphpipe.errors import CheckpointError, InputError
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.plan.plan import Plan
 from graphpipe.planner.search import plan as search
+from graphpipe.programs.elastic import elastic_plan
 from graphpipe.programs.planning import capture_job
 from graphpipe.runtime.launch import launch
 from graphpipe.runtime.pipeline import Pipeline
@@ -52,6 +54,12 @@ class Settings:
         clip_norm: Largest norm of the gradient, if any.
         seed: Of initial values and random ops.
         trace: Whether the last step is measured task by task.
+        save: Folder for checkpoints, if any are wanted; one is saved at the end.
+        save_every: Steps between checkpoints; None: at the end only.
+        keep: How many checkpoints stay; None: all.
+        resume: Whether to go on from the newest checkpoint in ``save``, if there is one.
+        elastic: Whether to plan for the ranks that torchrun started this time; resumes.
+        log: File to which every step is appended: ``{"step": , "loss": , "workers": }``.
     """
 
     steps: int | None = None
@@ -60,6 +68,38 @@ class Settings:
     clip_norm: float | None = None
     seed: int = 0
     trace: bool = False
+    save: Path | None = None
+    save_every: int | None = None
+    keep: int | None = None
+    resume: bool = False
+    elastic: bool = False
+    log: Path | None = None
+
+    def check(self) -> None:
+        """Refuses what contradicts itself.
+
+        Raises:
+            InputError: Saying what is missing.
+        """
+        if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
+            raise InputError(
+                "Unknown optimizer",
+                expected=f"one of {', '.join(OPTIMIZERS)}",
+                got=repr(self.optimizer),
+            )
+        if self.save is None and (self.save_every or self.keep or self.resume or self.elastic):
+            raise InputError(
+                "No folder for checkpoints was given",
+                got="--save-every, --keep, --resume or --elastic without --save",
+                fix="Give --save DIR",
+            )
+        if self.elastic and not under_torchrun():
+            raise InputError(
+                "Elastic training is started by torchrun",
+                expected="a worker of torchrun --nnodes MIN:MAX",
+                got="--elastic in a process of its own",
+                fix="docs/elastic.md shows the whole command",
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +175,12 @@ def prepare(
     """
     # Workers are forked, and a thread pool of this process would not survive that.
     torch.set_num_threads(1)
-    if settings.optimizer is not None and settings.optimizer not in OPTIMIZERS:
+    settings.check()
+    if settings.elastic and plan is not None:
         raise InputError(
-            "Unknown optimizer",
-            expected=f"one of {', '.join(OPTIMIZERS)}",
-            got=repr(settings.optimizer),
+            "A plan is for one number of devices, and elastic training for any",
+            got=f"--elastic --plan {plan}",
+            fix="Leave --plan out",
         )
     if plan is not None and batch_size is not None:
         raise InputError(
@@ -165,6 +206,10 @@ def prepare(
         raise InputError(
             "The size of the mini-batch is not known", where=model, fix="Give --batch-size"
         )
+    if settings.elastic:
+        chosen = settings.optimizer or "adamw"
+        found = elastic_plan(graph, batch_size=size, device=HERE, optimizer=chosen)
+        return Prepared(job, module, graph, found)
     cluster = Cluster.uniform(HERE, nodes=1, per_node=count)
     costs = estimate(graph, cluster, optimizer=settings.optimizer or "adamw")
     return Prepared(job, module, graph, search(graph, costs, cluster, batch_size=size))
@@ -230,20 +275,73 @@ def _work(
     first = torch.distributed.get_rank() == 0
     losses: list[float] = []
     measured: Timeline | None = None
+    position = Position()
+    if settings.save is not None and (settings.resume or settings.elastic):
+        position = Position.of(pipe.load(settings.save, missing_ok=True))
     start = time.monotonic()
-    batches, total = _batches(job, plan.batch_size, settings.steps)
-    for batch in batches:
-        if settings.trace and len(losses) + 1 == total:
+    batches, total = _batches(job, plan.batch_size, settings.steps, position)
+    for batch, following in batches:
+        if settings.trace and following.step == total:
             loss, measured = pipe.trace_step(batch.args, batch.kwargs, targets=batch.targets)
         else:
             loss = pipe.step(batch.args, batch.kwargs, targets=batch.targets)
         losses.append(float(loss))
         if first:
-            listener(len(losses), total, losses[-1])
+            listener(following.step, total, losses[-1])
+            if settings.log is not None:
+                _append(settings.log, following.step, losses[-1], plan.world_size)
+        every = settings.save_every
+        if settings.save is not None and (
+            following.step == total or (every is not None and following.step % every == 0)
+        ):
+            pipe.save(settings.save, data=following.facts(), keep=settings.keep)
     seconds = time.monotonic() - start
     state = pipe.state_dict(to=0) if keep_state else {}
     pipe.close()
     return Outcome(losses, seconds, measured, state) if first else None
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far the data has been gone through.
+
+    Attributes:
+        step: Mini-batches trained on.
+        epoch: The epoch that the next one is of.
+        batch: Its number in the epoch.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+
+    def facts(self) -> dict[str, int]:
+        """As plain data, for a checkpoint."""
+        return {"step": self.step, "epoch": self.epoch, "batch": self.batch}
+
+    @classmethod
+    def of(cls, facts: object) -> Position:
+        """From a checkpoint's data, or the beginning where there is none.
+
+        Raises:
+            CheckpointError: If the checkpoint is of a program that keeps another position.
+        """
+        if facts is None:
+            return cls()
+        fields = ("step", "epoch", "batch")
+        if not isinstance(facts, dict) or not all(type(facts.get(f)) is int for f in fields):
+            raise CheckpointError(
+                "The checkpoint does not say where in the data training is",
+                expected="one saved by graphpipe train",
+                got=repr(facts)[:60],
+            )
+        return cls(*(facts[f] for f in fields))
+
+
+def _append(path: Path, step: int, loss: float, workers: int) -> None:
+    line = json.dumps({"step": step, "loss": loss, "workers": workers})
+    with path.open("a", encoding="utf-8") as out:
+        out.write(line + "\n")
 
 
 def _optimizer(job: Job, settings: Settings) -> Callable[[NamedParameters], torch.optim.Optimizer]:
@@ -253,24 +351,35 @@ def _optimizer(job: Job, settings: Settings) -> Callable[[NamedParameters], torc
     return lambda named: make(named, settings.learning_rate)
 
 
-def _batches(job: Job, batch_size: int, steps: int | None) -> tuple[Iterator[Batch], int]:
-    """The mini-batches to train on, and how many they are."""
+def _batches(
+    job: Job, batch_size: int, steps: int | None, start: Position
+) -> tuple[Iterator[tuple[Batch, Position]], int]:
+    """The mini-batches to train on from ``start``, each with the position after it, and how
+    many there are in all."""
     assert job.data is not None
     data = job.data
     if steps is None:
         epoch = [_checked(batch) for batch in data(batch_size, 0)]
         _refuse_empty(len(epoch), batch_size)
-        return iter(epoch), len(epoch)
+        left = epoch[start.batch :] if start.epoch == 0 else []
+        after = itertools.count(start.step + 1)
+        return ((batch, Position(n, 0, n)) for batch, n in zip(left, after, strict=False)), len(
+            epoch
+        )
 
-    def endless() -> Iterator[Batch]:
-        for epoch in itertools.count():
+    def endless() -> Iterator[tuple[Batch, Position]]:
+        step = start.step
+        for epoch in itertools.count(start.epoch):
             seen = 0
-            for batch in data(batch_size, epoch):
+            for number, batch in enumerate(data(batch_size, epoch)):
                 seen += 1
-                yield _checked(batch)
+                if epoch == start.epoch and number < start.batch:
+                    continue  # the order of an epoch is the same every time
+                step += 1
+                yield _checked(batch), Position(step, epoch, number + 1)
             _refuse_empty(seen, batch_size)
 
-    return itertools.islice(endless(), steps), steps
+    return itertools.islice(endless(), max(0, steps - start.step)), steps
 
 
 def _checked(batch: object) -> Batch:

@@ -181,12 +181,12 @@ def test_refusals_name_what_differs_and_change_nothing(tmp_path: Path) -> None:
     assert "a.weight is float32 [8, 8] in the checkpoint and float32 [8, 6] in the model" in text
     for name, value in other.state_dict().items():
         assert torch.equal(value, before[name])
-    with pytest.raises(CheckpointError, match="another optimizer.*Expected AdamW, got SGD"):
+    with pytest.raises(CheckpointError, match=r"another optimizer.*Expected AdamW, got SGD"):
         _pipe(optimizer=adamw).load(tmp_path)
     fresh = _pipe()
     with pytest.raises(CheckpointError, match="another number of learning rate schedulers"):
         fresh.load(tmp_path, schedulers=[halving(item) for item in fresh.optimizers])
-    with pytest.raises(CheckpointError, match="no complete checkpoint.*no such folder"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint.*no such folder"):
         fresh.load(tmp_path / "elsewhere")
 
     def some(named: Any) -> torch.optim.Optimizer:

@@ -272,18 +272,21 @@ class Checkpointer:
     # --- loading ------------------------------------------------------------------------
 
     def load(
-        self, path: Path, *, schedulers: Sequence[Any], model_only: bool
+        self, path: Path, *, schedulers: Sequence[Any], model_only: bool, missing_ok: bool
     ) -> tuple[Progress | None, Any]:
         """See :meth:`graphpipe.runtime.pipeline.Pipeline.load`.
 
         Returns:
-            How far training was (None with ``model_only``), and the position in the data.
+            How far training was (None if nothing, or with ``model_only``, was loaded), and
+            the position in the data.
         """
         self.settle()
         group = self._ensure_group()
         restore: list[Restore] = []
 
         def prepare() -> tuple[Sequence[Piece], str]:
+            if missing_ok and folders.nothing_saved(path):
+                return (), "none"  # every rank must find the same
             checkpoint = folders.locate(path)
             index, digest = folders.read_index(checkpoint)
             made = Restore(checkpoint, index, self._graph, self._workers, schedulers, model_only)
@@ -297,6 +300,8 @@ class Checkpointer:
                 {}, storage_reader=reader, planner=planner, process_group=group,
                 no_dist=group is None,
             )  # fmt: skip
+        if not restore:
+            return None, None
         made = restore[0]
         made.commit()
         if model_only:

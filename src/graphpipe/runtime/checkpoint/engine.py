@@ -74,7 +74,7 @@ class PieceSavePlanner(SavePlanner):
 
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:  # noqa: E501
+    ) -> None:
         """Nothing: the blocks are not those of a dictionary."""
 
     def create_local_plan(self) -> SavePlan:
@@ -186,8 +186,13 @@ class FolderWriter(StorageWriter):
             )
             results.append(WriteResult(item.index, tensor.nbytes, (piece_facts(piece), chunk)))
         for name, tensors in files.items():
-            save_file(tensors, folder / name, metadata={"format": "pt"})
-            sync_file(folder / name)
+            try:
+                save_file(tensors, folder / name, metadata={"format": "pt"})
+                sync_file(folder / name)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"Cannot write a file of the checkpoint: {error}", where=str(folder / name)
+                ) from None
         sync_folder(folder)
         return results
 
@@ -251,12 +256,14 @@ class PieceLoadPlanner(LoadPlanner):
 
     def set_up_planner(
         self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
-    ) -> None:  # noqa: E501
+    ) -> None:
         """Nothing: the blocks are not those of a dictionary."""
 
     def create_local_plan(self) -> LoadPlan:
         """What to read for each block; ``dest_index`` names the block by its number."""
         self._pieces, digest = self._prepare()
+        if not self._pieces:
+            return LoadPlan([], planner_data=digest)
         entries = {entry.label: entry for entry in self._index().tensors}
         items: list[ReadItem] = []
         for number, piece in enumerate(self._pieces):
@@ -337,7 +344,7 @@ class FolderReader(StorageReader):
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:  # noqa: E501
+    ) -> None:
         """Nothing to do."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -347,6 +354,8 @@ class FolderReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        if not plan.items:
+            return _done(None)
         folder = self._folder()
         entries = {entry.label: entry for entry in self._index().tensors}
         wanted: dict[str, list[tuple[str, int, ReadItem]]] = {}

@@ -122,6 +122,15 @@ def latest_checkpoint(root: str | os.PathLike[str]) -> Path | None:
     return next(_complete(Path(root)), None)
 
 
+def nothing_saved(root: Path) -> bool:
+    """Whether no checkpoint was ever completed in ``root``, not even one that is damaged now."""
+    if not root.is_dir():
+        return True
+    return not (root / INDEX).exists() and not any(
+        _NAME.match(path.name) and (path / MARKER).exists() for path in root.iterdir()
+    )
+
+
 def locate(path: str | os.PathLike[str]) -> Path:
     """The checkpoint that ``path`` names: itself, or the newest complete one in it.
 

@@ -140,7 +140,7 @@ class TrainingEntry(Record):
     optimizer: OptimizerEntry | None = None
     schedulers: tuple[dict[str, Any], ...] = ()
     scale: dict[str, Any] | None = None
-    random: dict[str, dict[str, Any]] = {}
+    random: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data: Any = None
 
 
@@ -165,7 +165,7 @@ class Index(FileRecord):
     fingerprint: str
     world_size: Annotated[int, Field(ge=1)]
     tensors: tuple[TensorEntry, ...]
-    aliases: dict[str, tuple[str, ...]] = {}
+    aliases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     training: TrainingEntry
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from graphpipe.errors import CheckpointError
@@ -87,9 +88,9 @@ def export(path: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path
         apart = {name: value.clone().contiguous() for name, value in state.items()}
         save_file(apart, half, metadata={"format": "pt"})
         half.replace(file)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"Cannot write the file: {error.strerror or error}",
+            f"Cannot write the file: {error}",
             where=str(file),
             fix="Give a path in a folder that exists and that you may write to",
         ) from None
