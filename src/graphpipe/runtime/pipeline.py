@@ -490,6 +490,7 @@ class Pipeline:
         *,
         schedulers: Sequence[Any] = (),
         model_only: bool = False,
+        missing_ok: bool = False,
     ) -> Any:
         """Goes on from a checkpoint, whatever plan it was saved under. Every rank must call it.
 
@@ -500,17 +501,20 @@ class Pipeline:
                 one of its checkpoints.
             schedulers: As they were saved, built anew on this pipeline's optimizers.
             model_only: Take parameters and buffers only, and start training anew.
+            missing_ok: Do nothing where no checkpoint has been saved yet, so that a first start
+                and a later one are the same program.
 
         Returns:
-            What was saved as ``data``; None with ``model_only``.
+            What was saved as ``data``; None with ``model_only``, or where nothing was loaded.
 
         Raises:
             CheckpointError: if there is no complete checkpoint, it is damaged, or of another
                 model (the first differing names are told). The pipeline is as it was then.
         """
         progress, data = self._checkpoints.load(
-            Path(directory), schedulers=schedulers, model_only=model_only
-        )
+            Path(directory),
+            schedulers=schedulers, model_only=model_only, missing_ok=missing_ok,
+        )  # fmt: skip
         if progress is not None:
             self.iterations = progress.iterations
         self._accumulated = False
