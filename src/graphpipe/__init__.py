@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from graphpipe.cost.table import ParameterMemory as ParameterMemory
     from graphpipe.graph.capture import capture as capture
     from graphpipe.graph.model_graph import ModelGraph as ModelGraph
+    from graphpipe.graph.split_joins import split_joins as split_joins
     from graphpipe.plan.plan import Plan as Plan
     from graphpipe.planner.constraints import Constraints as Constraints
     from graphpipe.planner.explain import explain as explain
@@ -66,6 +67,7 @@ _HOME = {
     "plan": "graphpipe.planner.search",
     "profile": "graphpipe.cost.profiler.profile",
     "simulate": "graphpipe.simulate.simulator",
+    "split_joins": "graphpipe.graph.split_joins",
 }
 """Module of each public name."""
 
@@ -94,6 +96,7 @@ __all__ = [
     "plan",
     "profile",
     "simulate",
+    "split_joins",
 ]
 
 # Importing a submodule for the first time binds its name in this package. Doing it now,

@@ -96,6 +96,13 @@ def plan(
         list[str] | None,
         typer.Option(metavar="NAME", help="Cut nowhere through this module; repeat."),
     ] = None,
+    split_joins: Annotated[
+        bool,
+        typer.Option(
+            "--split-joins",
+            help="Also try to split linears over concatenated branches, and take the better plan.",
+        ),
+    ] = False,
     time_limit: Annotated[
         float | None,
         typer.Option("--time-limit", min=0, help="Stop searching after so many seconds."),
@@ -143,6 +150,7 @@ def plan(
                 pin=dict(options.assignment(text, "--pin") for text in pin or ()),
             ),
             time_limit=time_limit,
+            split_joins=split_joins,
             progress=lambda done, best: tick(done, note=_best(best)),
         )
     output.text(found)

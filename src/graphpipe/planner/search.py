@@ -17,6 +17,7 @@ from graphpipe.planner.infeasible import check_sizes, no_plan
 from graphpipe.planner.realise import realise
 from graphpipe.planner.seeds import Freedom
 from graphpipe.planner.space import Space
+from graphpipe.planner.splitting import better_of_both
 from graphpipe.planner.unit_graph import UnitGraph, build_units
 from graphpipe.planner.whole import whole_batch_ops
 
@@ -50,6 +51,7 @@ def plan(
     time_limit: float | None = None,
     progress: Progress | None = None,
     parts: int = 128,
+    split_joins: bool | CostTable = False,
 ) -> Plan:
     """Searches for the plan with the shortest simulated iteration.
 
@@ -76,12 +78,28 @@ def plan(
         time_limit: Seconds after which the best so far is returned.
         progress: Called now and then with (candidates judged, seconds of the best iteration).
         parts: Grain of the units that are moved: none has more than 1/parts of the work.
+        split_joins: Also plan for the graph with its joins split
+            (:func:`~graphpipe.graph.split_joins.split_joins`), and take the better plan. True
+            where ``costs`` are estimated; else the costs of the rewritten graph.
 
     Raises:
         InfeasibleError: where no plan fits, naming what is too large and what would help.
         PlanError: for options that contradict each other or the input.
         CostError: if the costs belong to another graph or lack a kind of device.
     """
+    if split_joins:
+        return better_of_both(
+            graph,
+            costs,
+            split_joins if isinstance(split_joins, CostTable) else None,
+            lambda rewritten, table: plan(
+                rewritten, table, cluster, batch_size=batch_size, memory_limit=memory_limit,
+                micro_batches=micro_batches, copies=copies, replicas=replicas,
+                recompute=recompute, coupled=coupled, constraints=constraints, stages=stages,
+                families=families, budget=budget, time_limit=time_limit, progress=progress,
+                parts=parts,
+            ),
+        )  # fmt: skip
     space = make_space(
         graph,
         costs,
