@@ -7,7 +7,7 @@ memory, samples in flight, schedule, reduce groups, optimizer times and input si
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from graphpipe.cost.cluster import Cluster
 from graphpipe.cost.table import CostTable
@@ -22,7 +22,7 @@ from graphpipe.plan.names import stage_names
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.problem import PipelineProblem, StageSpec, edge_spec
 from graphpipe.plan.ranges import copy_range
-from graphpipe.plan.schedule import Schedule, Task
+from graphpipe.plan.schedule import Priority, Schedule, Task
 from graphpipe.plan.stage import Stage, StageEdge, StageMemory, TaskTimes
 from graphpipe.plan.stage_costs import (
     optimizer_times,
@@ -71,7 +71,7 @@ def assemble(
     copies: int = 1,
     builder: str = "auto",
     lines: Sequence[Sequence[Task]] | None = None,
-    priority: str = "sample",
+    priority: Priority | Literal["best"] = "best",
     lead: Sequence[int] = (),
     planner: str = "manual",
     notes: Sequence[str] = (),
@@ -91,7 +91,7 @@ def assemble(
         builder: ``auto``, ``kfkb``, ``list`` or ``gpipe``; with ``lines`` only a name.
         lines: Task lists of copy 0 by rank, instead of a builder's; other copies get the same
             lists on their own ranks.
-        priority: Of ``list`` scheduling.
+        priority: Of ``list`` scheduling; ``best`` takes the one with the shortest schedule.
         lead: Of ``list`` scheduling.
         planner: Name of the planner.
         notes: Remarks for the user.
@@ -272,7 +272,7 @@ def _schedule(
     batch_size: int,
     copies: int,
     builder: str,
-    priority: str,
+    priority: Priority | Literal["best"],
     lead: tuple[int, ...],
 ) -> tuple[Schedule, list[int]]:
     """The schedule of all copies, and the in-flight samples that it keeps to by stage."""
@@ -290,16 +290,16 @@ def _schedule(
             )
             found = [spec.in_flight for spec in built.problem.stages]
             made[problem] = (built.graph.tasks(built.lines), built.builder, found)
+            priority = built.priority  # the same in every copy
         own, used, found = made[problem]
         for rank, line in zip(ranks, own, strict=True):
             lines[rank] = line
         in_flight = [max(pair) for pair in zip(in_flight, found, strict=True)]
-    kept = priority if used == "list" else "sample"
     return (
         Schedule.of(
             lines,
             used,
-            priority="critical_path" if kept == "critical_path" else "sample",
+            priority="sample" if priority == "best" else priority,
             lead=lead if used == "list" else (),
         ),
         in_flight,

@@ -42,6 +42,10 @@ def parse_task(text: str) -> Task:
     return Task(kind, int(found[2]), int(found[3]))
 
 
+Priority = Literal["sample", "turns", "critical_path"]
+"""Priorities of list scheduling, see :mod:`graphpipe.plan.builders.list_schedule`."""
+
+
 class Schedule(Record):
     """``lines[rank]`` is that device's task list, written ``"F0.0 F0.1 B0.0 B0.1"``.
 
@@ -51,7 +55,7 @@ class Schedule(Record):
     lines: tuple[str, ...]
     builder: str = ""
     """Name of the builder that made it: ``kfkb``, ``list`` or ``gpipe``."""
-    priority: Literal["sample", "critical_path"] = "sample"
+    priority: Priority = "sample"
     """For ``list``: its priority, to build alike for another mini-batch size."""
     lead: tuple[int, ...] = ()
     """For ``list``: its leads by stage, empty for none."""
@@ -62,7 +66,7 @@ class Schedule(Record):
         tasks: Iterable[Iterable[Task]],
         builder: str = "",
         *,
-        priority: Literal["sample", "critical_path"] = "sample",
+        priority: Priority = "sample",
         lead: Iterable[int] = (),
     ) -> Schedule:
         """The schedule with these task lists, one for each rank."""

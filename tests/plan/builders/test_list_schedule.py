@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphpipe.errors import ScheduleError
-from graphpipe.plan.builders import Built, kfkb, list_schedule
+from graphpipe.plan.builders import Built, best_list_schedule, kfkb, list_schedule
 from graphpipe.plan.in_flight import with_bounds
 from graphpipe.plan.ordered import run_ordered
 from graphpipe.plan.problem import EdgeSpec, PipelineProblem, StageSpec
@@ -110,3 +112,53 @@ def test_slack_raises_the_bounds_of_the_result() -> None:
     quantum = problem.stages[0].block * 2
     assert built.problem.stages[0].in_flight == min(16, problem.stages[0].in_flight + quantum)
     assert built.problem.stages[1].in_flight == problem.stages[1].in_flight
+
+
+def _unbalanced(seed: int, sizes: tuple[int, ...] = (1,)) -> PipelineProblem:
+    """One stage a device with very different times."""
+    rng = Random(seed)
+    count = rng.randint(2, 8)
+    chosen = [rng.choice(sizes) for _ in range(count)]
+    stages = tuple(
+        StageSpec(size, 1, 1, 1, (i,), size * rng.randint(20, 60), size * rng.randint(40, 120))
+        for i, size in enumerate(chosen)
+    )
+    edges = tuple(EdgeSpec(rng.randrange(t), t) for t in range(1, count))
+    if rng.random() < 0.6:
+        edges = tuple(EdgeSpec(i, i + 1) for i in range(count - 1))
+    samples = rng.choice([8, 16, 32])
+    return with_bounds(PipelineProblem(stages, edges, samples, count), slack=rng.choice([0, 1]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_in_turns_it_is_1f1b_with_one_stage_a_device(seed: int) -> None:
+    """Backward first is up to a fifth slower here, under the same bounds."""
+    problem = _unbalanced(seed)
+    turns = list_schedule(problem, priority="turns")
+    assert turns.makespan_ns <= 1.05 * kfkb(problem).makespan_ns
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_is_never_slower_than_kfkb_with_one_stage_a_device(seed: int) -> None:
+    problem = _unbalanced(seed, sizes=(1, 2, 4))
+    best = best_list_schedule(problem)
+    assert best.makespan_ns <= kfkb(problem).makespan_ns
+    check_lists(best)
+
+
+def test_backward_first_is_slower_on_some_unbalanced_stages() -> None:
+    ratios = [
+        list_schedule(problem).makespan_ns / list_schedule(problem, priority="turns").makespan_ns
+        for problem in map(_unbalanced, range(40))
+    ]
+    assert max(ratios) > 1.05
+    assert all(
+        best_list_schedule(problem).makespan_ns <= list_schedule(problem).makespan_ns
+        for problem in map(_unbalanced, range(10))
+    )
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_in_turns_lists_are_right_for_any_problem(seed: int) -> None:
+    check_lists(list_schedule(random_problem(seed), priority="turns", raise_bounds=True))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from graphpipe.errors import ScheduleError
 from graphpipe.plan.problem import PipelineProblem
-from graphpipe.plan.schedule import Schedule
+from graphpipe.plan.schedule import Priority, Schedule
 from graphpipe.plan.task_graph import TaskGraph
 
 
@@ -22,6 +22,7 @@ class Built(NamedTuple):
         graph: The tasks. ``graph.problem`` is the problem that the lists obey; its in-flight
             bounds are higher than asked for where the builder was allowed to raise them.
         builder: ``kfkb``, ``list`` or ``gpipe``.
+        priority: Of list scheduling.
     """
 
     lines: list[list[int]]
@@ -29,6 +30,7 @@ class Built(NamedTuple):
     makespan_ns: int
     graph: TaskGraph
     builder: str
+    priority: Priority = "sample"
 
     @property
     def problem(self) -> PipelineProblem:
@@ -37,7 +39,7 @@ class Built(NamedTuple):
 
     def schedule(self) -> Schedule:
         """The lists as a record of a plan."""
-        return Schedule.of(self.graph.tasks(self.lines), self.builder)
+        return Schedule.of(self.graph.tasks(self.lines), self.builder, priority=self.priority)
 
 
 def one_stage_per_rank(problem: PipelineProblem) -> bool:

@@ -8,8 +8,9 @@ from typing import Literal
 from graphpipe.plan.builders.built import Built, one_stage_per_rank
 from graphpipe.plan.builders.gpipe import gpipe
 from graphpipe.plan.builders.kfkb import kfkb
-from graphpipe.plan.builders.list_schedule import list_schedule
+from graphpipe.plan.builders.list_schedule import best_list_schedule, list_schedule
 from graphpipe.plan.problem import PipelineProblem
+from graphpipe.plan.schedule import Priority
 
 BuilderName = Literal["auto", "kfkb", "list", "gpipe"]
 
@@ -18,7 +19,7 @@ def build_schedule(
     problem: PipelineProblem,
     builder: str = "auto",
     *,
-    priority: str = "sample",
+    priority: Priority | Literal["best"] = "best",
     lead: Sequence[int] | None = None,
     raise_bounds: bool = False,
 ) -> Built:
@@ -28,7 +29,7 @@ def build_schedule(
     Args:
         problem: One copy.
         builder: ``auto``, ``kfkb``, ``list`` or ``gpipe``.
-        priority: Of list scheduling, ``sample`` or ``critical_path``.
+        priority: Of list scheduling; ``best`` takes the one with the shortest schedule.
         lead: Of list scheduling.
         raise_bounds: Whether list scheduling may raise in-flight bounds that are too small.
 
@@ -43,10 +44,7 @@ def build_schedule(
     if builder == "gpipe":
         return gpipe(problem)
     if builder == "list":
-        return list_schedule(
-            problem,
-            priority="critical_path" if priority == "critical_path" else "sample",
-            lead=lead,
-            raise_bounds=raise_bounds,
-        )
+        if priority == "best":
+            return best_list_schedule(problem, lead=lead, raise_bounds=raise_bounds)
+        return list_schedule(problem, priority=priority, lead=lead, raise_bounds=raise_bounds)
     raise ValueError(f"unknown builder {builder!r}; known are auto, kfkb, list, gpipe")
