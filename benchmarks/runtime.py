@@ -1,8 +1,10 @@
-"""Speed of the runtime, against torch.distributed.pipelining.
+"""The runtime: speed against torch.distributed.pipelining, promises of time and of memory.
 
-``python benchmarks/runtime.py [--json FILE] [--pairs N] [--sizes a,b] [--workers 2,4]``
+``python benchmarks/runtime.py [--parts a,b] [--json FILE] [--markdown FILE] [--pairs N]
+[--sizes a,b] [--workers 2,4] [--models a,b] [--devices 8,16,32] [--repeats N]``
 
-Two parts:
+With ``--json``, parts and rows that the file already holds from earlier runs stay, so a long
+run can be made in pieces; ``--markdown`` writes a page of all of them. The parts:
 
 - *overhead*: what a task costs beyond the stage's own forward or backward, without messages
   (one rank, one stage; the bare loop over the same micro-batches is subtracted).
@@ -10,6 +12,8 @@ Two parts:
   times. Ours and theirs take turns in the same processes, so that noise hits both; the ratio
   of each pair counts, its median and a 95 % bootstrap interval are printed. CPU seconds are
   those of all workers. Both step an SGD optimizer; ours also gives the loss to every rank.
+- *checks*: how long the action lists of plans of 64 ranks take to build and to check.
+- *promise* and *sleep*: see ``runtime_promise.py``; *memory*: see ``runtime_memory.py``.
 """
 
 from __future__ import annotations
@@ -20,9 +24,14 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import runtime_memory
+import runtime_page
+import runtime_promise
 
 import torch
 import torch.distributed as dist
@@ -34,8 +43,10 @@ from graphpipe.cost.cluster import Cluster, Device
 from graphpipe.graph.capture import capture
 from graphpipe.graph.cut import partition_ops
 from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.plan.actions import build_actions
 from graphpipe.plan.assemble import StageChoice, assemble
 from graphpipe.plan.plan import Plan
+from graphpipe.plan.validate import validate
 from graphpipe.runtime.launch import launch
 from graphpipe.runtime.pipeline import Pipeline
 from graphpipe.runtime.stage_module import lift_state
@@ -236,32 +247,104 @@ def overhead(repeats: int = 30) -> dict[str, float]:
     }
 
 
+def checks(ranks: int = 64) -> list[dict[str, Any]]:
+    """What every start does before a process talks to another: action lists, and the check."""
+    rows: list[dict[str, Any]] = []
+    for model in runtime_promise.MODELS:
+        ours, _ = runtime_promise.plans(model, ranks)
+        start = time.process_time()
+        lists = build_actions(ours)
+        built = time.process_time() - start
+        start = time.process_time()
+        validate(ours)
+        checked = time.process_time() - start
+        rows.append(
+            {
+                "model": model,
+                "ranks": ranks,
+                "tasks": sum(len(line) for line in ours.schedule.tasks),
+                "messages": len(lists.messages),
+                "build_seconds": built,
+                "check_seconds": checked,
+            }
+        )
+    return rows
+
+
+class Results:
+    """What was measured, kept in a file between runs."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.parts: dict[str, Any] = {}
+        if path is not None and path.exists():
+            self.parts = json.loads(path.read_text())
+
+    def put(self, part: str, keys: tuple[str, ...], rows: Iterable[Mapping[str, Any]]) -> None:
+        """Adds rows as they come; those with the same ``keys`` are replaced."""
+        found = self.parts.setdefault(part, [])
+        for row in rows:
+            same = [old for old in found if all(old[key] == row[key] for key in keys)]
+            for old in same:
+                found.remove(old)
+            found.append(dict(row))
+            print(part, "  ".join(f"{key} {_short(value)}" for key, value in row.items()))
+            sys.stdout.flush()
+            if self._path is not None:
+                self._path.write_text(json.dumps(self.parts, indent=1) + "\n")
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def main() -> None:
     """Runs what the command line asks for and prints it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default="overhead,steps,checks,promise,sleep,memory")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--sizes", default=",".join(size.name for size in SIZES))
     parser.add_argument("--workers", default="2,4")
+    parser.add_argument("--models", default=",".join(runtime_promise.MODELS))
+    parser.add_argument("--devices", default="8,16,32")
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"overhead": overhead(), "steps": []}
-    print(f"overhead per task: {found['overhead']['overhead_microseconds_per_task']:.1f} us")
-    print("size      workers    ours ms  theirs ms   ratio   95 % interval   CPU ratio")
-    for size in SIZES:
-        if size.name not in options.sizes.split(","):
-            continue
-        for workers in (int(item) for item in options.workers.split(",")):
-            r = compare(size, workers, options.pairs)
-            found["steps"].append(asdict(r))
-            print(
-                f"{r.size:9} {r.workers:7} {r.ours_seconds * 1e3:10.2f} "
-                f"{r.theirs_seconds * 1e3:10.2f} {r.ratio:7.3f}   "
-                f"{r.ratio_low:.3f} to {r.ratio_high:.3f} {r.cpu_ratio:9.3f}"
-            )
-            sys.stdout.flush()
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    results = Results(options.json)
+    parts = options.parts.split(",") if options.parts else []
+    if "overhead" in parts:
+        results.put("overhead", (), [overhead()])
+    if "steps" in parts:
+        rows = (
+            asdict(compare(size, workers, options.pairs))
+            for size in SIZES
+            if size.name in options.sizes.split(",")
+            for workers in (int(item) for item in options.workers.split(","))
+        )
+        results.put("steps", ("size", "workers"), rows)
+    if "checks" in parts:
+        results.put("checks", ("model", "ranks"), checks())
+    if "promise" in parts:
+        cells = (
+            runtime_promise.promise(model, int(devices), options.repeats)
+            for model in options.models.split(",")
+            for devices in options.devices.split(",")
+        )
+        shown = (
+            asdict(row) | {"promised": row.promised, "measured": row.measured, "error": row.error}
+            for row in cells
+        )
+        results.put("promise", ("model", "devices"), shown)
+    if "sleep" in parts:
+        shown = (asdict(row) | {"error": row.error} for row in runtime_promise.sleep_checks())
+        results.put("sleep", ("model",), shown)
+    if "memory" in parts:
+        shown = (asdict(row) | {"error": row.error} for row in runtime_memory.memory())
+        results.put("memory", ("model", "shape", "rank"), shown)
+    if options.markdown:
+        options.markdown.write_text(runtime_page.page(results.parts))
 
 
 if __name__ == "__main__":

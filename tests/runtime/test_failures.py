@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graphpipe.errors import StageFailedError
+from graphpipe.errors import GraphPipeError, RuntimeSetupError, StageFailedError
 from graphpipe.runtime.executor import Executor
 from graphpipe.runtime.launch import launch
 from graphpipe.runtime.pipeline import Pipeline
@@ -120,6 +120,64 @@ def test_a_failure_ends_the_run_and_is_named(kind: str) -> None:
 )
 def test_failures_at_random_places(kind: str, seed: int) -> None:
     _inject(kind, seed)
+
+
+class _BadStep(torch.optim.SGD):
+    """An optimizer whose second step raises."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        if self.steps == 2:
+            raise ZeroDivisionError("no step today")
+        return super().step(closure)
+
+
+def test_an_optimizer_step_that_raises_is_told_to_every_rank() -> None:
+    made, graph = example("diamond")
+    plan = manual_plan(graph, PARTS, batch_size=12)
+
+    def optimizer(named: Any) -> torch.optim.Optimizer:
+        kind = _BadStep if dist.get_rank() == 1 else torch.optim.SGD
+        return kind(named, lr=0.1)
+
+    def run() -> list[str]:
+        pipe = Pipeline(made.model, plan, made.loss_fn, optimizer, graph=graph, timeout=TIMEOUT)
+        texts: list[str] = []
+        for _ in range(4):
+            try:
+                pipe.step(made.args, targets=made.targets)
+            except GraphPipeError as error:
+                texts.append(str(error))
+                if dist.get_rank() == 1 and len(texts) == 1:
+                    time.sleep(0.5)
+                    pipe.close()  # as the end of a process does
+        return texts
+
+    results = launch(run, plan.world_size, timeout=TIMEOUT, threads=1, method="fork")
+    for texts in results:
+        # The first failure by name, then that nothing goes on after it.
+        assert "ZeroDivisionError: no step today" in texts[0]
+        assert "rank 1" in texts[0]
+        assert "cannot go on" in texts[-1]
+        assert "no step today" in texts[-1]
+
+
+def test_after_a_failed_step_the_pipeline_refuses_to_go_on() -> None:
+    made, graph = example("diamond")
+    plan = manual_plan(graph, PARTS, batch_size=12)
+    pipe = Pipeline(made.model, plan, made.loss_fn, sgd, graph=graph, transport="in_process")
+    hook = pipe.named_parameters()[0][1].register_hook(lambda gradient: gradient[:, :0])
+    with pytest.raises(StageFailedError, match="backward of micro-batch"):
+        pipe.step(made.args, targets=made.targets)
+    hook.remove()
+    for call in (pipe.step, pipe.eval_step):
+        with pytest.raises(RuntimeSetupError, match=r"backward of micro-batch .* checkpoint"):
+            call(made.args, targets=made.targets)
+    with pytest.raises(RuntimeSetupError, match="cannot go on"):
+        pipe.state_dict()
+    pipe.close()
 
 
 def test_ranks_that_lose_contact_repeat_the_first_failure() -> None:

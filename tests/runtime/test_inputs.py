@@ -94,3 +94,73 @@ def test_a_missing_modality_is_missing_on_ranks_that_do_not_read_it() -> None:
     for given, loss in zip((image, None), first, strict=True):
         other = cross_entropy(model(text, given), labels)
         assert loss == pytest.approx(float(other.detach()), rel=1e-6)
+
+
+class Echo(nn.Module):
+    """Hands back its inputs beside what it computes; nothing reads the second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor, tag: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.second(self.first(x).tanh()), x, tag
+
+
+def _first_loss(output: tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(output[0], labels)
+
+
+def test_an_input_that_is_handed_back_has_values_on_every_rank() -> None:
+    torch.manual_seed(0)
+    x, tag, labels = torch.randn(12, 4), torch.arange(12.0), torch.randint(0, 3, (12,))
+    model = Echo()
+    graph = capture(model, (x, tag), targets=labels, loss_fn=_first_loss)
+    plan = manual_plan(graph, [Part("first", 4), Part("second", 6)], batch_size=12)
+
+    def run() -> tuple[set[str], tuple[torch.Tensor, ...]]:
+        pipe = Pipeline(model, plan, _first_loss, sgd, graph=graph, timeout=60)
+        unread = pipe.unread_inputs
+        args, kwargs, targets = keep_local(((x, tag), {}, labels), unread)
+        pipe.step(args, kwargs, targets=targets)
+        output = pipe.predict(args, kwargs)
+        pipe.close()
+        return unread, output
+
+    results = launch(run, 2, timeout=60, threads=1, method="fork")
+    assert [unread for unread, _ in results] == [{"targets"}, {"args[0]"}]
+    for _, (_, echoed, label) in results:
+        assert torch.equal(echoed, x)
+        assert torch.equal(label, tag)
+    assert torch.equal(results[0][1][0], results[1][1][0])
+
+
+class Views(nn.Module):
+    """Three views of every sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view, self.head = nn.Linear(4, 5), nn.Linear(15, 3)
+
+    def forward(self, views: torch.Tensor) -> torch.Tensor:
+        return self.head(self.view(views).tanh().reshape(-1, 15))
+
+
+def test_a_variant_of_one_sample_with_several_rows() -> None:
+    torch.manual_seed(0)
+    model = Views()
+    views, labels = torch.randn(36, 4), torch.randint(0, 3, (12,))
+    options = {"rows_per_sample": {"views": 3}}
+    graph = capture(model, (views,), targets=labels, loss_fn=cross_entropy, **options)
+    plan = manual_plan(graph, [Part("view", 4), Part("head", 6)], batch_size=12)
+    pipe = Pipeline(
+        model, plan, cross_entropy, sgd, graph=graph, transport="in_process",
+        variants="capture", capture_options=options,
+    )  # fmt: skip
+    # The first evaluation sees one sample, and its variant serves any number.
+    for samples in (1, 2, 5):
+        got = pipe.predict((views[: 3 * samples],))
+        torch.testing.assert_close(got, model(views[: 3 * samples]))
+        loss = pipe.eval_step((views[: 3 * samples],), targets=labels[:samples])
+        other = cross_entropy(model(views[: 3 * samples]), labels[:samples])
+        assert float(loss) == pytest.approx(float(other.detach()), rel=1e-6)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -70,3 +73,44 @@ def test_a_stopped_worker_ends_within_the_timeout_and_is_not_left_behind() -> No
         if p.pid not in before and p.info["status"] == psutil.STATUS_STOPPED
     ]
     assert not left
+
+
+class _Squares(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+def _load() -> int:
+    """Reads data through processes of the worker's own."""
+    loader = torch.utils.data.DataLoader(_Squares(), batch_size=2, num_workers=2)
+    return sum(int(batch.sum()) for batch in loader)
+
+
+def test_a_worker_may_have_workers_of_its_own() -> None:
+    assert launch(_load, 2, timeout=60, threads=1, method="fork") == [140, 140]
+
+
+def _leave(path: str) -> None:
+    """Ends without a word while a process that it started sleeps."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(path).write_text(str(child.pid))
+    os._exit(3)
+
+
+def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
+    noted = tmp_path / "pid"
+    with pytest.raises(StageFailedError, match="exit code 3"):
+        launch(_leave, 1, args=(str(noted),), timeout=60, threads=1, method="fork")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            gone = psutil.Process(int(noted.read_text())).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            gone = True
+        if gone:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the process that the worker started is still there")

@@ -127,3 +127,10 @@ def test_the_order_for_nccl_is_right_on_gloo_too(case: str) -> None:
     name, parts, options = CASES[case]
     order = {"message_order": "global", "overlap": False}
     check(name, parts, dtype=torch.float64, processes=True, steps=2, options=order, **options)
+
+
+@pytest.mark.parametrize("case", ["one device, two stages", "two copies"])
+def test_a_group_for_each_pair_of_ranks_is_right_too(case: str) -> None:
+    name, parts, options = CASES[case]
+    pairs = {"message_groups": "pairs"}
+    check(name, parts, dtype=torch.float64, processes=True, steps=2, options=pairs, **options)

@@ -31,11 +31,14 @@ import torch.distributed as dist
 from graphpipe.errors import RuntimeSetupError, ScheduleError
 from graphpipe.runtime.failures import PeerLostError
 from graphpipe.runtime.randomness import op_key
-from graphpipe.runtime.transport import DONE, Handle
+from graphpipe.runtime.transport import DONE, Handle, ReduceOp, combine
 
 SHORT_BYTES = 160 * 1024
 """Largest message that goes this way: about what a socket holds, so that a sender seldom needs
 its thread. Longer ones go over gloo, whose threads move them while both ends compute."""
+FEW_RANKS = 8
+SMALL_BYTES = 4096
+"""Up to so many ranks and bytes everyone tells everyone; beyond, gloo's algorithms are better."""
 _HEADER = struct.Struct("<qq")
 _HELLO = struct.Struct("<q32s")
 _BUFFER_BYTES = 4 * 2**20
@@ -197,11 +200,56 @@ class LocalLinks:
         link = self._links.get(peer)
         return link if link is not None and tensor.nbytes <= SHORT_BYTES else None
 
+    def reduces(self, world_size: int, tensor: torch.Tensor) -> bool:
+        """Whether :meth:`all_reduce` is the way for a tensor: few ranks, all of them here."""
+        few = len(self._links) == world_size - 1 and world_size <= FEW_RANKS
+        return few and tensor.nbytes <= SMALL_BYTES and not tensor.is_cuda
+
+    def all_reduce(self, rank: int, tensor: torch.Tensor, op: ReduceOp, key: int) -> Handle:
+        """Combines ``tensor`` in place over all ranks: everyone tells everyone.
+
+        The values are combined in the order of the ranks, so all ranks get the same bits.
+        Collectives have links of their own, and every rank starts them in the same order.
+        """
+        values = {rank: tensor.clone()}
+        handles: list[Handle] = []
+        for peer, link in self._links.items():
+            link.send(values[rank], key)
+            values[peer] = torch.empty_like(values[rank])
+            handles.append(link.receive(values[peer], key))
+        return _Reduction(handles, values, tensor, op)
+
     def close(self) -> None:
         """Closes all connections."""
         for link in self._links.values():
             link.close()
         self._links.clear()
+
+
+class _Reduction:
+    """An all-reduce under way."""
+
+    __slots__ = ("_handles", "_into", "_op", "_values")
+
+    def __init__(
+        self,
+        handles: list[Handle],
+        values: dict[int, torch.Tensor],
+        into: torch.Tensor,
+        op: ReduceOp,
+    ) -> None:
+        self._handles = handles
+        self._values = values
+        self._into: torch.Tensor | None = into
+        self._op: ReduceOp = op
+
+    def poll(self) -> bool:
+        if self._into is not None:
+            for handle in self._handles:
+                handle.poll()
+            self._into.copy_(combine([self._values[r] for r in sorted(self._values)], self._op))
+            self._into = None
+        return True
 
 
 def connect(rank: int, world_size: int, group: Any, timeout: float) -> LocalLinks:

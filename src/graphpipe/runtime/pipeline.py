@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,7 +20,8 @@ from graphpipe.errors import (
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.plan.actions import Ordering
 from graphpipe.plan.plan import Plan
-from graphpipe.runtime.agreement import Agreement, Refusal
+from graphpipe.runtime.agreement import Refusal
+from graphpipe.runtime.call import Call, bind_call, description
 from graphpipe.runtime.checkpoint.checkpointer import Checkpointer, Progress, SaveHandle
 from graphpipe.runtime.elementwise import sliced_factory
 from graphpipe.runtime.failures import FailureBoard, PeerLostError, Watchdog
@@ -33,7 +33,14 @@ from graphpipe.runtime.trace import measured_timeline
 from graphpipe.runtime.transport import InProcess, Transport, run_together, wait
 from graphpipe.runtime.variant import Purpose, Variant
 from graphpipe.runtime.variants import VariantCache
-from graphpipe.runtime.worker import Outcome, Worker, WorkerOptions, collective_groups, holders
+from graphpipe.runtime.worker import (
+    Outcome,
+    Worker,
+    WorkerOptions,
+    collective_groups,
+    holders,
+    message_pairs,
+)
 from graphpipe.simulate.timeline import Timeline
 
 T = TypeVar("T")
@@ -57,7 +64,8 @@ class Pipeline:
             captured again from the input signature in the plan.
         transport: ``"process_group"``: this process is one rank (torchrun);
             ``"in_process"``: this process runs all ranks, one after the other; or a transport.
-        state: A safetensors file, or a directory of them, with initial values by name.
+        state: Initial values by name: a safetensors file, a directory of them, a checkpoint of
+            ``torch.distributed.checkpoint``, or what :meth:`save` wrote.
         init: ``"model"``: the model's own values; ``"seeded"``: for a meta model, values drawn
             by its modules' ``reset_parameters`` from ``seed`` and their names.
         device: Where this process computes; by default the CPU.
@@ -70,7 +78,10 @@ class Pipeline:
         compile: Run stages through ``torch.compile`` (stages with random ops stay as they are).
         overlap: Reduce gradients while backwards still run (not on NCCL).
         message_order: How messages are ordered (:func:`graphpipe.plan.actions.build_actions`);
-            by default ``global`` on NCCL, else ``channel``.
+            by default ``global`` where all messages go over one NCCL communicator, else
+            ``channel``.
+        message_groups: ``"one"`` group (on CUDA: communicator) for all messages, or one for
+            each ordered pair of ranks, where that measures faster.
         variants: ``"refuse"``: inputs of another shape or structure than captured are an
             error; ``"capture"``: they get a variant of the graph on the same partition.
         capture_options: Options of ``capture`` for the captures made here.
@@ -100,6 +111,7 @@ class Pipeline:
         compile: bool = False,
         overlap: bool = True,
         message_order: Ordering | None = None,
+        message_groups: Literal["one", "pairs"] = "one",
         variants: Literal["refuse", "capture"] = "refuse",
         capture_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -108,7 +120,8 @@ class Pipeline:
         ordering: Ordering = "channel"
         if transport == "process_group" and self.device.type == "cuda":
             # NCCL ignores tags and makes one rank's operations wait for one another.
-            ordering, overlap = "global", False
+            ordering = "global" if message_groups == "one" else "channel"
+            overlap = False
         self._variants = VariantCache(
             model,
             plan,
@@ -121,7 +134,7 @@ class Pipeline:
         )
         first = self._variants.first
         self.graph = first.graph
-        self.transport = self._connect(transport, first, timeout)
+        self.transport = self._connect(transport, first, timeout, message_groups)
         self._variants.ranks = self.transport.ranks
         self._board = FailureBoard.connect() if len(self.transport.ranks) == 1 else None
         self._watchdog = Watchdog(timeout, self._board) if self._board is not None else None
@@ -164,6 +177,7 @@ class Pipeline:
         transport: Transport | Literal["process_group", "in_process"],
         first: Variant,
         timeout: float,
+        message_groups: Literal["one", "pairs"],
     ) -> Transport:
         if transport == "in_process":
             return InProcess(self.plan.world_size)
@@ -172,7 +186,8 @@ class Pipeline:
             self._check_world(found.world_size)
             return found
         self._check_world(ensure_process_group(self.device, timeout))
-        return ProcessGroupTransport(collective_groups(first), timeout, self.device)
+        pairs = message_pairs(first) if message_groups == "pairs" else ()
+        return ProcessGroupTransport(collective_groups(first), timeout, self.device, pairs)
 
     def _check_world(self, world_size: int) -> None:
         if world_size != self.plan.world_size:
@@ -284,7 +299,7 @@ class Pipeline:
     def _train_program(
         self,
         worker: Worker,
-        bound: _Bound,
+        bound: Call,
         factor: float,
         fresh: bool,
         update: bool,
@@ -328,27 +343,17 @@ class Pipeline:
         kwargs: Mapping[str, Any] | None,
         targets: Any,
         details: str = "",
-    ) -> _Bound:
+    ) -> Call:
         """What a call runs. What this rank refuses is raised on all ranks at the same point."""
         self._check_whole()
-        refusal: GraphPipeError | None = None
-        call = f"{purpose} {details}"
-        try:
-            variant, leaves, samples = self._variants.bind(purpose, args, kwargs, targets)
-            if purpose != "predict":
-                variant.check_batch(samples)
-            call = f"{purpose} on {samples} samples, graph {variant.graph.fingerprint}, step "
-            call += f"{self.iterations}{', ' if details else ''}{details}"
-        except GraphPipeError as error:
-            if len(self.transport.ranks) == self.transport.world_size:
-                raise
-            refusal = error
-        if len(self.transport.ranks) == self.transport.world_size:
-            return _Bound(variant, leaves, samples, None)
-        agreement = Agreement(self.transport.ranks[0], self.transport, call, refusal)
+        call, refusal = bind_call(
+            self._variants, self.transport, purpose, args, kwargs, targets,
+            f"step {self.iterations}{', ' if details else ''}{details}",
+        )  # fmt: skip
         if refusal is not None:
-            self._drive([agreement.settle()])
-        return _Bound(variant, leaves, samples, agreement)
+            self._drive([refusal.settle()])
+        assert call is not None
+        return call
 
     # --- evaluation ---------------------------------------------------------------------
 
@@ -560,7 +565,7 @@ class Pipeline:
             self._failure = str(explained)
             raise explained from error
         except BaseException as error:
-            self._failure = _description(error)
+            self._failure = description(error)
             if self._board is not None:
                 rank = self.transport.ranks[0]
                 ours = isinstance(error, GraphPipeError)  # those name the rank themselves
@@ -572,23 +577,6 @@ class Pipeline:
         if self._board is None:
             return error
         return self._board.explain(error, self.transport.ranks[0])
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A call, bound to its variant of the graph: the inputs, the samples, and what is settled
-    with the other ranks before the first message."""
-
-    variant: Variant
-    leaves: Sequence[Any]
-    samples: int
-    agreement: Agreement | None
-
-
-def _description(error: BaseException) -> str:
-    if isinstance(error, GraphPipeError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
 
 
 def _autocast(

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from graphpipe.errors import RuntimeSetupError
 from graphpipe.runtime.failures import PeerLostError
-from graphpipe.runtime.local_links import LocalLinks, connect
+from graphpipe.runtime.local_links import FEW_RANKS, LocalLinks, connect
 from graphpipe.runtime.transport import DONE, Handle, Lane, ReduceOp
 
 _OPS: dict[str, Any] = {
@@ -90,6 +90,8 @@ class ProcessGroupTransport:
             control lane of all ranks is always there.
         timeout: Seconds after which an operation that makes no progress fails.
         device: Where the tensors of stages live.
+        pairs: Ordered pairs of ranks whose messages get a group (on CUDA: a communicator) of
+            their own, the same in every process; the others share one.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class ProcessGroupTransport:
         groups: Iterable[tuple[Lane, tuple[int, ...]]] = (),
         timeout: float = 1800.0,
         device: torch.device | None = None,
+        pairs: Iterable[tuple[int, int]] = (),
     ) -> None:
         self.world_size = dist.get_world_size()
         self.rank = dist.get_rank()
@@ -113,9 +116,18 @@ class ProcessGroupTransport:
                     self._device[lane, group] = self._new_group(group, "nccl")
         self._host_world = self._host["control", everyone]
         self._device_world: Any = self._device.get(("control", everyone))
-        self._links = LocalLinks({})
-        if not on_cuda and self.world_size > 1:
+        self._links = self._joint = LocalLinks({})
+        self._reductions = 0
+        self._pairs: dict[tuple[int, int], Any] = {}
+        for pair in sorted(set(pairs)):
+            made = self._new_group(pair, "nccl" if on_cuda else "gloo")
+            if self.rank in pair:
+                self._pairs[pair] = made
+        self._on_cuda = on_cuda
+        if not on_cuda and not self._pairs and self.world_size > 1:
             self._links = connect(self.rank, self.world_size, self._host_world, timeout)
+            if self.world_size <= FEW_RANKS:
+                self._joint = connect(self.rank, self.world_size, self._host_world, timeout)
 
     def _new_group(self, ranks: tuple[int, ...], backend: str) -> Any:
         return dist.new_group(list(ranks), timeout=self._timeout, backend=backend)
@@ -124,15 +136,22 @@ class ProcessGroupTransport:
         link = self._links.get(target, tensor)
         if link is not None:
             return link.send(tensor, key)
-        world = self._device_world if tensor.is_cuda else self._host_world
-        return _Work(world.send([tensor], target, 0), tensor, key, f"rank {target}")
+        group, peer = self._way(source, target, target, tensor)
+        return _Work(group.send([tensor], peer, 0), tensor, key, f"rank {target}")
 
     def receive(self, source: int, target: int, into: torch.Tensor, key: object) -> Handle:
         link = self._links.get(source, into)
         if link is not None:
             return link.receive(into, key)
-        world = self._device_world if into.is_cuda else self._host_world
-        return _Work(world.recv([into], source, 0), into, key, f"rank {source}")
+        group, peer = self._way(source, target, source, into)
+        return _Work(group.recv([into], peer, 0), into, key, f"rank {source}")
+
+    def _way(self, source: int, target: int, peer: int, tensor: torch.Tensor) -> tuple[Any, int]:
+        """The group of a message, and the rank of ``peer`` in it."""
+        pair = self._pairs.get((source, target))
+        if pair is not None and tensor.is_cuda == self._on_cuda:
+            return pair, int(peer == max(source, target))
+        return (self._device_world if tensor.is_cuda else self._host_world), peer
 
     def all_reduce(
         self,
@@ -144,6 +163,10 @@ class ProcessGroupTransport:
     ) -> Handle:
         if len(group) == 1:
             return DONE
+        everyone = len(group) == self.world_size and lane == "control"
+        if everyone and self._joint.reduces(self.world_size, tensor):
+            self._reductions += 1
+            return self._joint.all_reduce(rank, tensor, op, self._reductions)
         found = (self._device if tensor.is_cuda else self._host)[lane, group]
         work = found.allreduce([tensor], _OPS[op])
         return _Work(work, tensor, "an all-reduce", f"one of ranks {group}")
@@ -160,7 +183,9 @@ class ProcessGroupTransport:
     def close(self) -> None:
         """Destroys the groups; every process of the run must call it."""
         self._links.close()
-        for group in (*self._device.values(), *self._host.values()):
+        self._joint.close()
+        for group in (*self._pairs.values(), *self._device.values(), *self._host.values()):
             dist.destroy_process_group(group)
+        self._pairs.clear()
         self._device.clear()
         self._host.clear()

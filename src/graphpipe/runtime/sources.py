@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from graphpipe.runtime.slices import SlicedState, whole_values
-from graphpipe.runtime.state import FileState, ModelState, SeededState, StateSource
+from graphpipe.runtime.state import ModelState, SeededState, StateSource
+from graphpipe.runtime.state_folder import state_at
 from graphpipe.runtime.variant import Variant
 
 
@@ -18,7 +19,7 @@ def initial_values(
     if init == "seeded":
         source = SeededState(model, seed, values)
     if state is not None:
-        source = FileState(
+        source = state_at(
             state, source, {item.name: item.aliases for item in first.graph.parameters}
         )
     return SlicedState(source, first.graph) if first.graph.joins else source

@@ -190,7 +190,7 @@ class InProcess:
         joint = self._join(rank, group, tensor, lane)
         if joint.poll():
             members = [joint.tensors[member] for member in group]
-            total = _combine(members, op)
+            total = combine(members, op)
             for member in members:
                 member.copy_(total)
         return joint
@@ -224,7 +224,8 @@ class InProcess:
         self._turn.clear()
 
 
-def _combine(members: Sequence[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+def combine(members: Sequence[torch.Tensor], op: ReduceOp) -> torch.Tensor:
+    """The sum, maximum or minimum of tensors of one shape, element by element."""
     total = members[0].clone()
     for member in members[1:]:
         if op == "sum":

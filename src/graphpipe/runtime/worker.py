@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -459,6 +460,22 @@ def holders(variant: Variant) -> dict[str, tuple[int, ...]]:
 def group_of(devices: Sequence[int]) -> tuple[int, ...]:
     """A stage's ranks as a group for collectives."""
     return tuple(sorted(devices))
+
+
+def message_pairs(variant: Variant) -> set[tuple[int, int]]:
+    """Every ordered pair of ranks between which a run of this plan sends messages."""
+    plan = variant.plan
+    pairs: set[tuple[int, int]] = set()
+    for edge in plan.edges:
+        for copy in range(plan.copies):
+            ends = [
+                stage.devices[copy * stage.replicas : (copy + 1) * stage.replicas]
+                for stage in (plan.stages[edge.source], plan.stages[edge.target])
+            ]
+            for one, other in product(*ends):
+                if one != other:
+                    pairs |= {(one, other), (other, one)}
+    return pairs
 
 
 def collective_groups(variant: Variant) -> set[tuple[Lane, tuple[int, ...]]]:
