@@ -129,7 +129,8 @@ def round_robin_lists(
         pieces: Pieces, piece i on device i mod ``devices``.
         devices: Devices.
         micro_batches: Micro-batches of each piece.
-        extra: Forwards to start with beyond what fills the pipeline, which hides messages.
+        extra: Forwards to start with beyond what fills the pipeline, which hides messages;
+            negative: fewer (never fewer than run without a deadlock), which saves memory.
     """
     out = []
     for device in range(devices):
@@ -140,12 +141,10 @@ def round_robin_lists(
         ]
         forward = [(False, piece, i) for group in groups for piece in own for i in group]
         backward = [(True, piece, i) for group in groups for piece in own[::-1] for i in group]
-        last = pieces - 1
-        if len(own) > 1:
-            first = 2 * (devices - 1 - device) + (len(own) - 1) * devices
-        else:
-            first = (last - device) % devices if pieces >= devices else last - device
-        first = min(len(forward), first + extra)
+        behind = min(devices, pieces) - 1 - device
+        least = behind + (len(own) - 1) * devices
+        first = least + (behind if len(own) > 1 else 0) + extra
+        first = min(len(forward), max(least, first))
         line = forward[:first]
         for at in range(first, len(forward)):
             line += [forward[at], backward[at - first]]

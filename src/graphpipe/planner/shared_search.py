@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 from graphpipe.errors import InfeasibleError, ScheduleError
 from graphpipe.plan.assemble import assemble
+from graphpipe.plan.builders.list_schedule import PRIORITIES
 from graphpipe.plan.plan import Plan
 from graphpipe.plan.problem import PipelineProblem
+from graphpipe.plan.schedule import Priority
 from graphpipe.plan.task_graph import TaskGraph
 from graphpipe.planner.branches import splits
 from graphpipe.planner.colocate import LAYOUTS, Ground, Shape, shapes
@@ -80,6 +82,7 @@ class SharedSearch:
     target_ns: float = float("inf")
     stop: Callable[[], bool] = lambda: False
     spent: int = 0
+    scheduled: int = 0
     stopped: bool = False
     found: dict[tuple[Ground, Shape], Judged | None] = field(default_factory=dict)
     best: Judged | None = None
@@ -100,7 +103,7 @@ class SharedSearch:
                     break
                 if self.spent >= limit or not self._go_on():
                     break
-                judged = self._judge(ground, shape)
+                judged = self.judge(ground, shape)
                 if judged is not None and (
                     leader is None or judged.iteration_ns < leader.iteration_ns
                 ):
@@ -117,7 +120,7 @@ class SharedSearch:
         """By layout its most promising shapes, those with the least bound first."""
         guessed: dict[str, list[tuple[float, int, Ground, Shape]]] = {}
         turns = [count for count in self.turns if count <= 4]
-        for number, ground in enumerate(_grounds(self.space)):
+        for number, ground in enumerate(grounds(self.space)):
             for shape in shapes(ground, self.freedom, self.layouts, turns):
                 guess = ground.guess_ns(shape)
                 if guess < self.target_ns:
@@ -150,7 +153,7 @@ class SharedSearch:
                     return None
         return hosting.bound_ns
 
-    def _judge(self, ground: Ground, shape: Shape) -> Judged | None:
+    def judge(self, ground: Ground, shape: Shape) -> Judged | None:
         """Schedules a shape (once); recomputes where memory asks for it."""
         key = (ground, shape)
         if key in self.found:
@@ -171,15 +174,18 @@ class SharedSearch:
             self.best = judged
         return judged
 
-    def _schedule(self, ground: Ground, shape: Shape, rounds: int = 1) -> Judged | None:
+    def _schedule(
+        self, ground: Ground, shape: Shape, rounds: int = 1, priority: Priority = "sample"
+    ) -> Judged | None:
         hosting = ground.hosting(shape)
         if hosting is None:
             return None
-        result = scheduled(hosting, rounds)
+        result = scheduled(hosting, rounds, priority)
         if result is None:
             self.spent += 1
             return None
         timed, graph = result
+        self.scheduled += 1
         self.spent += max(1, graph.count // _TASKS_PER_UNIT)
         lack = tuple(hosting.lacking(hosting.peak_bytes(graph, timed.lines)))
         return Judged(timed.finish_ns, shape, ground, hosting, timed, graph, lack)
@@ -202,7 +208,7 @@ class SharedSearch:
             for shape in self._promising(start):
                 if not self._go_on():
                     return
-                self._judge(start.ground, shape)
+                self.judge(start.ground, shape)
                 if self.best is not before:
                     break
 
@@ -236,7 +242,8 @@ class SharedSearch:
             yield shape._replace(slack=max(0, shape.slack + change))
             yield shape._replace(branch_slack=shape.branch_slack + change)
             if shape.fixed_order:
-                yield shape._replace(extra=max(0, shape.extra + change))
+                yield shape._replace(extra=shape.extra + change)
+                yield shape._replace(extra=shape.extra + 3 * change)
             for size in _next_to(sizes, shape.batch, change):
                 same = shape.branch_batch == shape.batch
                 yield shape._replace(batch=size, branch_batch=size if same else shape.branch_batch)
@@ -265,9 +272,12 @@ class SharedSearch:
             kind = (judged.shape.layout, judged.shape.copies)
             if seen.get(kind, 0) < 2:
                 seen[kind] = seen.get(kind, 0) + 1
-                more = self._schedule(judged.ground, judged.shape, rounds=3)
-                better = more is not None and more.fits
-                out.append(more if better and more is not None else judged)
+                more = [
+                    self._schedule(judged.ground, judged.shape, rounds=3, priority=priority)
+                    for priority in PRIORITIES
+                ]
+                fitting = [item for item in more if item is not None and item.fits]
+                out.append(min([judged, *fitting], key=lambda j: j.iteration_ns))
             if len(out) == _FINALISTS:
                 break
         return sorted(out, key=lambda j: (j.iteration_ns, j.shape_key))
@@ -290,7 +300,7 @@ class SharedSearch:
                     return made
                 self.space.margin += over
                 self.found.pop((judged.ground, judged.shape), None)
-                again = self._judge(judged.ground, judged.shape)
+                again = self.judge(judged.ground, judged.shape)
                 if again is None:
                     return None
                 judged = again
@@ -322,7 +332,7 @@ def applies(space: Space, freedom: Freedom) -> bool:
     )
     if not possible:
         return False
-    ground = _grounds(space)[0]
+    ground = grounds(space)[0]
     if ground.split.branches:
         return True
     work = ground.work(1, 1)
@@ -332,7 +342,8 @@ def applies(space: Space, freedom: Freedom) -> bool:
     return max(ends) >= _TRUNK * sum(work)
 
 
-def _grounds(space: Space) -> list[Ground]:
+def grounds(space: Space) -> list[Ground]:
+    """The ways to tell trunk from branches that are searched, at most two."""
     typical = max(1, space.batch_size // (4 * space.cluster.world_size))
     forward, backward = space.units.times(space.kinds[0], typical)
     work = [float(f + b) for f, b in zip(forward, backward, strict=True)]
@@ -348,8 +359,19 @@ def _next_to(values: Sequence[int], value: int, change: int) -> list[int]:
     return [max(smaller)] if smaller else []
 
 
-def scheduled(hosting: Hosting, rounds: int) -> tuple[Timed, TaskGraph] | None:
-    """Schedules one copy; lists by rank of the cluster. None if the bounds deadlock."""
+def scheduled(
+    hosting: Hosting, rounds: int, priority: Priority = "sample"
+) -> tuple[Timed, TaskGraph] | None:
+    """Schedules one copy.
+
+    Args:
+        hosting: The candidate in numbers.
+        rounds: Backward-forward rounds.
+        priority: Of the first pass.
+
+    Returns:
+        Lists by rank of the cluster, and the tasks; None if the bounds deadlock.
+    """
     space = hosting.space
     problem = hosting.problem()
     waits = delays(space, problem, far=hosting.candidate.far)
@@ -365,7 +387,7 @@ def scheduled(hosting: Hosting, rounds: int) -> tuple[Timed, TaskGraph] | None:
     )
     order = hosting.order(TaskGraph(small, bounded=False)) if hosting.candidate.trunk else ()
     after = [round(value) for value in hosting.after_ns]
-    found = reschedule(small, waits, after, rounds, order=order)
+    found = reschedule(small, waits, after, rounds, order=order, priority=priority)
     if found is None:
         return None
     timed, graph = found
