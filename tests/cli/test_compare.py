@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+from graphpipe.cli.app import app
+from graphpipe.planner import compare
 from graphpipe.planner.compare import Comparison
 from tests.cli.helpers import fail, run
 from tests.cli.test_plan import COSTS
@@ -30,3 +35,24 @@ def test_wrong_use(tmp_path: Path) -> None:
     assert "Give one of them" in fail("compare", "--graph", costs, "-b", 8, "--per-device", 4)
     assert "Unknown planner" in fail("compare", "--graph", costs, "-b", 8, "--planners", "magic")
     assert "Not a list of numbers" in fail("compare", "--graph", costs, "-b", 8, "-n", "0")
+
+
+def test_an_interruption_keeps_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs, out = tmp_path / "costs.json", tmp_path / "compare.json"
+    costs.write_text(json.dumps(COSTS))
+    whole = compare.Contest.run
+
+    def run_until_interrupted(self: compare.Contest, planner: str) -> compare.Compared:
+        if planner == "piper":
+            raise KeyboardInterrupt
+        return whole(self, planner)
+
+    monkeypatch.setattr(compare.Contest, "run", run_until_interrupted)
+    words = ("--graph", costs, "--devices", "2", "-b", 4, "--planners", "pipedream,piper")
+    result = CliRunner().invoke(app, ["compare", *map(str, words), "-o", str(out)])
+    assert result.exit_code == 130
+    assert "Interrupted: 2 rows" in result.stderr
+    assert [row.planner for row in compare.Comparison.load(out).rows] == ["gpp", "pipedream"]
+    assert "pipedream" in result.stdout

@@ -10,7 +10,15 @@ from graphpipe.cost.table import CostTable
 from graphpipe.errors import InputError
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.plan.plan import Plan
-from graphpipe.planner.compare import PLANNERS, Comparison, ComparisonRow, Hopeless, compare
+from graphpipe.planner.compare import (
+    OURS,
+    PLANNERS,
+    Comparison,
+    ComparisonRow,
+    Hopeless,
+    check_names,
+    compare,
+)
 from graphpipe.planner.explain import explain
 from graphpipe.programs.planning import Hardware, Source
 
@@ -48,6 +56,7 @@ def compare_planners(
     precision: str,
     time_limit: float,
     progress: Callable[[int, int, str], None],
+    keep: Callable[[ComparisonRow], None] = lambda row: None,
 ) -> Comparison:
     """Runs planners on one model for several numbers of devices.
 
@@ -62,11 +71,14 @@ def compare_planners(
         precision: For the estimate.
         time_limit: CPU seconds of each planner but ours.
         progress: Called with (planners done, of how many, which one is running).
+        keep: Called with each row as soon as it is there, so that an interruption loses nothing.
 
     Raises:
         GraphPipeError: Whatever is wrong with the input.
     """
     names = tuple(planners) if planners is not None else PLANNERS
+    check_names(names)
+    count_of = len(set(names) | {OURS}) * len(hardware)
     if batch_size is not None and per_device is not None:
         raise InputError("Both --batch-size and --per-device were given", fix="Give one of them")
     rows: list[ComparisonRow] = []
@@ -78,9 +90,9 @@ def compare_planners(
         wanted = per_device * count if per_device is not None else batch_size
         problem = source.problem(item, batch_size=wanted, optimizer=optimizer, precision=precision)
 
-        def tick(name: str) -> None:
+        def tick(name: str, count: int = count) -> None:
             nonlocal done
-            progress(done, len(names) * len(hardware), name)
+            progress(done, count_of, f"{name}, {count} devices")
             done += 1
 
         compared = compare(
@@ -92,6 +104,7 @@ def compare_planners(
             time_limit=time_limit,
             hopeless=hopeless,
             progress=tick,
+            keep=lambda found: keep(found.row),
         )
         rows += [row.row for row in compared]
     return Comparison(rows=tuple(rows))

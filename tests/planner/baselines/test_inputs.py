@@ -118,3 +118,11 @@ def test_residuals_do_not_keep_chains_from_being_fused() -> None:
     nodes = [Node(id=name, forward=1e-3, backward=1e-3) for name in "abcd"]
     units = units_of(graph_of(nodes, [("a", "b"), ("b", "c"), ("a", "c"), ("c", "d")]))
     assert len(fuse_chains(units, [1.0] * 4, limit=2)) == 1
+
+
+def test_no_more_is_fused_than_it_takes() -> None:
+    """Four towers of six: halving a tower's steps one pair at a time comes close to the limit."""
+    units = units_of(towers(4, 6, 1))
+    fused = fuse_chains(units, [1.0] * len(units), limit=1000)
+    found = len(enumerate_down_sets(len(fused), unit_edges(fused)))
+    assert 600 <= found <= 1000

@@ -43,3 +43,12 @@ def test_producers_come_first_even_where_numbers_say_otherwise() -> None:
     units = units_of(towers(2, 2, 1))
     stages = [RecipeStage((0, 1), 1, 1), RecipeStage((4,), 1, 1), RecipeStage((2, 3), 1, 1)]
     assert [s.units for s in in_topological_order(units, stages)] == [(0, 1), (2, 3), (4,)]
+
+
+def test_a_search_that_will_not_end_is_given_up_early() -> None:
+    Deadline().expect(1, 1_000_000)
+    patient = Deadline(1000)
+    assert sum(range(100_000))  # a moment passes
+    patient.expect(1, 10)
+    with pytest.raises(SearchTimeoutError, match=r"in all, judged after 1 of 1000000000000"):
+        patient.expect(1, 10**12)

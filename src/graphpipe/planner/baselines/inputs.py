@@ -192,17 +192,41 @@ def fuse_chains(
     """
     members = [list(ops) for ops in units.members]
     loads = [float(weight) for weight in weights]
+    if _few_enough(units, limit):
+        return units
+    fused = units
     while True:
-        fused = UnitGraph(units.graph, units.costs, tuple(tuple(sorted(m)) for m in members))
-        try:
+        groups = _lightest_groups(fused, loads)
+        if not groups:
             enumerate_down_sets(len(fused), unit_edges(fused), limit=limit)
-        except DownSetLimitError:
-            groups = _lightest_groups(fused, loads)
-            if not groups:
-                raise
-            members, loads = _merged(members, loads, groups, fused)
-            continue
-        return units if len(fused) == len(units) else fused
+            raise AssertionError("a graph with few enough down-sets was fused further")
+        merged = _merged(members, loads, groups, fused)
+        whole = _of_members(units, merged[0])
+        if _few_enough(whole, limit):
+            break
+        (members, loads), fused = merged, whole
+    # Of the last pairs only as many as it takes.
+    low, high = 0, len(groups)
+    while high - low > 1:
+        middle = (low + high) // 2
+        part = _of_members(units, _merged(members, loads, groups[:middle], fused)[0])
+        if _few_enough(part, limit):
+            high, whole = middle, part
+        else:
+            low = middle
+    return whole
+
+
+def _of_members(units: UnitGraph, members: Sequence[Sequence[int]]) -> UnitGraph:
+    return UnitGraph(units.graph, units.costs, tuple(tuple(sorted(m)) for m in members))
+
+
+def _few_enough(units: UnitGraph, limit: int) -> bool:
+    try:
+        enumerate_down_sets(len(units), unit_edges(units), limit=limit)
+    except DownSetLimitError:
+        return False
+    return True
 
 
 def _lightest_groups(units: UnitGraph, loads: Sequence[float]) -> list[tuple[int, int]]:

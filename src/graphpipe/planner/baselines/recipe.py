@@ -53,7 +53,7 @@ class Deadline:
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
-        self._end = None if seconds is None else time.process_time() + seconds
+        self._start = time.process_time()
 
     def check(self) -> None:
         """Does nothing until the time is over.
@@ -61,12 +61,26 @@ class Deadline:
         Raises:
             SearchTimeoutError: from then on.
         """
-        if self._end is not None and time.process_time() > self._end:
-            raise SearchTimeoutError(
-                "The search was stopped",
-                expected=f"an end within {self.seconds:g} s of CPU time",
-                fix="Give it more time, or a coarser graph",
-            )
+        if self.seconds is not None and time.process_time() - self._start >= self.seconds:
+            self._stop(f"more than {self.seconds:g} s of CPU time")
+
+    def expect(self, done: int, total: int) -> None:
+        """Gives up early where what is ``done``, of ``total`` parts alike, leaves no hope.
+
+        Raises:
+            SearchTimeoutError: if all would take more than twice the limit.
+        """
+        whole = (time.process_time() - self._start) * total / max(1, done)
+        if self.seconds is not None and whole > 2 * self.seconds:
+            self._stop(f"about {whole:.0f} s of CPU time in all, judged after {done} of {total}")
+
+    def _stop(self, got: str) -> None:
+        raise SearchTimeoutError(
+            "The search was stopped",
+            expected=f"an end within {self.seconds:g} s of CPU time",
+            got=got,
+            fix="Give it more time, or a coarser graph",
+        )
 
 
 class Machines(NamedTuple):

@@ -37,7 +37,10 @@ def pipedream_recipes(
     if machines.nodes > 1:
         levels.append(pipedream.Level(machines.nodes, machines.outer))
     levels = [level for level in levels if level.machines > 1] or levels[:1]
-    for size in micro_batch_sizes(batch_size):
+    sizes = micro_batch_sizes(batch_size)
+    for done, size in enumerate(sizes):
+        if done:
+            deadline.expect(done, len(sizes))
         costs = pipedream_costs(units, machines.kind, size)
         for memory in (None, machines.memory_bytes):
             try:
@@ -75,7 +78,10 @@ def piper_recipes(
 ) -> Iterator[Recipe]:
     """Piper. A stage recomputes if any of its units was to: our stages do it as a whole."""
     sets = enumerate_down_sets(len(units), [(b, a) for a, b in unit_edges(units)])
-    for size in micro_batch_sizes(batch_size):
+    sizes = micro_batch_sizes(batch_size)
+    for done, size in enumerate(sizes):
+        if done:
+            deadline.expect(done, len(sizes))
         problem = piper_input(
             units,
             machines.kind,
@@ -99,7 +105,10 @@ def graphpipe_recipes(
     units: UnitGraph, machines: Machines, batch_size: int, deadline: Deadline
 ) -> Iterator[Recipe]:
     """GraphPipe as published, with each size as the largest that a stage may take."""
-    for size in micro_batch_sizes(batch_size):
+    sizes = micro_batch_sizes(batch_size)
+    for done, size in enumerate(sizes):
+        if done:
+            deadline.expect(done, len(sizes))
         try:
             found = graphpipe_paper.optimise(
                 units,
