@@ -1,8 +1,8 @@
 """Plans and search times: ours against the published planners, on the paper's three models.
 
 ``python benchmarks/planner.py [--json FILE] [--models a,b] [--devices 4,8,16,32]
-[--fractions 1,0.25] [--memory limited,free] [--planners ...] [--time-limit 60] [--only PART]
-[--markdown FILE]``
+[--fractions 1,0.25] [--memory limited,free] [--planners ...] [--redo ...] [--time-limit 60]
+[--only PART] [--merge FILE ...] [--markdown FILE]``
 
 Nodes of eight V100-16GB, costs from the analytic estimate, all planners on the same input
 and judged by the same simulator. Three parts:
@@ -16,23 +16,24 @@ and judged by the same simulator. Three parts:
   sequential against graph at the same micro-batch size (one copy, no replicas: what depth
   alone brings).
 
-A baseline that needs more than ``--time-limit`` CPU seconds, or that refuses the graph, gets
-one with its chains fused; the table marks it with ``*``. ``--json`` is written after every
-cell, and cells that it already holds are not run again, so that long runs can be resumed.
+A baseline that needs more than ``--time-limit`` CPU seconds for one input, or that refuses the
+graph, gets one with its chains fused as little as that takes; the table marks it with ``*``.
+``--json`` is written after every row, and rows that it already holds are not run again (except
+those of planners named by ``--redo``), so that long runs can be resumed, split and merged.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from planner_page import ABLATION, FREE_MEMORY, SEARCH, page, summary
 
 from graphpipe.cost.analytic import estimate
 from graphpipe.cost.boxes import named_cluster
@@ -41,18 +42,20 @@ from graphpipe.cost.table import CostTable
 from graphpipe.errors import GraphPipeError
 from graphpipe.graph.capture import capture
 from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.planner.baselines.downsets import DownSetLimitError, enumerate_down_sets
+from graphpipe.planner.baselines.inputs import unit_edges
 from graphpipe.planner.compare import (
-    CHAIN,
     OURS,
     PLANNERS,
-    Compared,
     Comparison,
     ComparisonRow,
+    Contest,
     Hopeless,
-    compare,
+    with_ratios,
 )
 from graphpipe.planner.constraints import Constraints
 from graphpipe.planner.search import plan
+from graphpipe.planner.unit_graph import UnitGraph
 from graphpipe.zoo.job import Job
 from graphpipe.zoo.load import load_job
 from graphpipe.zoo.mmt import mmt
@@ -61,9 +64,8 @@ PER_DEVICE = {"mmt": 16, "dlrm": 256, "candle-uno": 1024}
 """Samples of a mini-batch per device, by model of the zoo."""
 DEVICE = "v100-16gb"
 PER_NODE = 8
-FREE_MEMORY = 2**50
-SAME_GRAPH = "ours on its graph"
-ABLATION = "ablation"
+MOST_DOWN_SETS = 1_000_000
+"""Counted no further."""
 
 
 class Cell(NamedTuple):
@@ -86,6 +88,48 @@ class Cell(NamedTuple):
     def holds(self, row: ComparisonRow) -> bool:
         """Whether a row is about this input."""
         return (row.model, row.devices, row.batch_size, row.memory_bytes < FREE_MEMORY) == self
+
+    def contest(self, time_limit: float, hopeless: Hopeless) -> Contest:
+        """The input, ready for planners."""
+        graph, costs = zoo_graph(self.model)
+        return Contest(
+            graph,
+            costs,
+            self.cluster,
+            self.batch_size,
+            time_limit=time_limit,
+            hopeless=hopeless,
+        )
+
+
+class Rows:
+    """The rows so far, in a file if one is given."""
+
+    def __init__(self, path: Path | None, merge: Sequence[Path] = ()) -> None:
+        self.path = path
+        files = [path] if path is not None and path.exists() else []
+        self.all = [row for file in [*files, *merge] for row in Comparison.load(file).rows]
+
+    def has(self, cell: Cell, planner: str, variant: str = "") -> bool:
+        return any(self._same(row, cell, planner, variant) for row in self.all)
+
+    def put(self, cell: Cell, row: ComparisonRow) -> ComparisonRow:
+        """Keeps a row instead of an older one; returns it with its ratio."""
+        same = row.variant if row.variant.startswith((SEARCH, ABLATION)) else ""
+        self.all = [old for old in self.all if not self._same(old, cell, row.planner, same)]
+        self.all.append(row)
+        return self.save()[-1]
+
+    def save(self) -> tuple[ComparisonRow, ...]:
+        rows = with_ratios(self.all)
+        if self.path is not None:
+            Comparison(rows=rows).save(self.path)
+        return rows
+
+    @staticmethod
+    def _same(row: ComparisonRow, cell: Cell, planner: str, variant: str) -> bool:
+        other = row.variant if row.variant.startswith((SEARCH, ABLATION)) else ""
+        return cell.holds(row) and row.planner == planner and other == variant
 
 
 def graph_of(job: Job) -> tuple[ModelGraph, CostTable]:
@@ -110,28 +154,27 @@ def zoo_graph(model: str) -> tuple[ModelGraph, CostTable]:
     return graph_of(load_job(f"zoo:{model}"))
 
 
-def show(rows: Sequence[ComparisonRow]) -> None:
-    """One line a planner."""
-    for row in rows:
-        name = f"{row.planner} ({row.variant})"
-        if row.iteration_ns is None:
-            print(f"  {name:32} no plan: {row.note}")
-            continue
-        sizes = "/".join(str(b) for b in row.micro_batches)
-        search = "" if row.search_seconds is None else f"{row.search_seconds:9.3f}"
-        print(
-            f"  {name + ('*' if row.fused else ''):32} {row.iteration_ns / 1e6:10.2f} ms"
-            f" {row.throughput or 0:10.0f}/s  x{row.ratio or 0:5.3f}"
-            f"  gap {row.lower_bound_gap or 0:6.1%}  bubble {row.bubble or 0:5.1%}"
-            f"  {row.stages:3} stages, depth {row.depth:2},"
-            f" R {row.copies:2}, b {sizes:12} {(row.peak_memory_bytes or 0) / 2**30:6.2f} GiB"
-            f"  search {search} s"
-        )
-        if row.gap_parts:
-            shown = " ".join(f"{part} {value * 1e3:+.2f}" for part, value in row.gap_parts.items())
-            bound = f"{row.lower_bound_ns / 1e6:.2f} ms ({row.binding})"
-            print(f"    above the bound of {bound}, in ms: {shown}")
-    sys.stdout.flush()
+def show(row: ComparisonRow) -> None:
+    """One line for a planner, and the parts of the gap for ours."""
+    name = f"{row.planner} ({row.variant})"
+    if row.iteration_ns is None:
+        print(f"  {name:32} no plan: {row.note}", flush=True)
+        return
+    sizes = "/".join(str(b) for b in row.micro_batches)
+    search = "" if row.search_seconds is None else f"{row.search_seconds:9.3f}"
+    print(
+        f"  {name + ('*' if row.fused else ''):32} {row.iteration_ns / 1e6:10.2f} ms"
+        f" {row.throughput or 0:10.0f}/s  x{row.ratio or 0:5.3f}"
+        f"  gap {row.lower_bound_gap or 0:6.1%}  bubble {row.bubble or 0:5.1%}"
+        f"  {row.stages:3} stages, depth {row.depth:2},"
+        f" R {row.copies:2}, b {sizes:12} {(row.peak_memory_bytes or 0) / 2**30:6.2f} GiB"
+        f"  search {search} s",
+        flush=True,
+    )
+    if row.gap_parts:
+        shown = " ".join(f"{part} {value * 1e3:+.2f}" for part, value in row.gap_parts.items())
+        bound = f"{row.lower_bound_ns / 1e6:.2f} ms ({row.binding})"
+        print(f"    above the bound of {bound}, in ms: {shown}", flush=True)
 
 
 def cells(args: argparse.Namespace) -> Iterator[Cell]:
@@ -144,30 +187,41 @@ def cells(args: argparse.Namespace) -> Iterator[Cell]:
                     yield Cell(model, devices, size, limited)
 
 
-def run_cell(cell: Cell, args: argparse.Namespace, hopeless: Hopeless) -> tuple[Compared, ...]:
+def run_cell(cell: Cell, args: argparse.Namespace, hopeless: Hopeless, rows: Rows) -> None:
     """Every planner on one input."""
+    names = [n for n in args.planners if n in args.redo or not rows.has(cell, n)]
+    if not names:
+        return
     limit = "16 GB" if cell.limited else "free memory"
-    print(f"\n{cell.model}, {cell.devices} devices, B = {cell.batch_size}, {limit}")
-    graph, costs = zoo_graph(cell.model)
-    found = compare(
-        graph,
-        costs,
-        cell.cluster,
-        cell.batch_size,
-        planners=args.planners,
-        time_limit=args.time_limit,
-        hopeless=hopeless,
-    )
-    show([item.row for item in found])
-    return found
+    print(f"\n{cell.model}, {cell.devices} devices, B = {cell.batch_size}, {limit}", flush=True)
+    contest = cell.contest(args.time_limit, hopeless)
+    for name in names:
+        show(rows.put(cell, contest.run(name).row))
 
 
-def same_graph(cell: Cell, item: Compared) -> ComparisonRow | None:
-    """Our search on exactly the units that a baseline was given, with the ratio of CPU times."""
-    if item.row.search_seconds is None:
-        return None
+def run_search(cell: Cell, args: argparse.Namespace, hopeless: Hopeless, rows: Rows) -> None:
+    """PipeDream's and Piper's optimisers against our default search on the identical graph."""
+    contest = cell.contest(args.time_limit, hopeless)
+    for name in ("pipedream", "piper"):
+        variant = f"{SEARCH}: {name}"
+        if rows.has(cell, OURS, variant):
+            continue
+        print(f"\n{cell.model}, {cell.devices} devices, {name}", flush=True)
+        whole = _searched(cell, contest.units, f"{variant}, graph as it is")
+        item = contest.run(name)
+        theirs = item.row.model_copy(
+            update={"variant": variant, "down_sets": _down_sets(item.units), "gap_parts": {}}
+        )
+        rows.put(cell, whole.model_copy(update={"note": item.row.note}))
+        rows.put(cell, theirs)
+        show(theirs)
+        rows.put(cell, _searched(cell, item.units, variant))
+
+
+def _searched(cell: Cell, units: UnitGraph, variant: str) -> ComparisonRow:
+    """A row of our default search on exactly these units."""
     graph, costs = zoo_graph(cell.model)
-    groups = [[graph.ops[op].name for op in ops] for ops in item.units.members if len(ops) > 1]
+    groups = [[graph.ops[op].name for op in ops] for ops in units.members if len(ops) > 1]
     start = time.process_time()
     best = plan(
         graph,
@@ -178,205 +232,116 @@ def same_graph(cell: Cell, item: Compared) -> ComparisonRow | None:
     )
     taken = time.process_time() - start
     assert best.prediction is not None
-    whole, single = item.row.search_seconds / taken, (item.row.longest_seconds or 0) / taken
-    print(
-        f"  search on the {item.row.units} units of {item.row.planner}: ours {taken:.3f} s,"
-        f" theirs {item.row.search_seconds:.3f} s over all sizes (x{whole:.1f}),"
-        f" {item.row.longest_seconds or 0:.3f} s for one size (x{single:.1f})"
-    )
-    return item.row.model_copy(
-        update={
-            "planner": OURS,
-            "variant": f"{SAME_GRAPH}: {item.row.planner}",
-            "search_seconds": taken,
-            "longest_seconds": None,
-            "iteration_ns": best.prediction.iteration_ns,
-            "throughput": cell.batch_size * 1e9 / best.prediction.iteration_ns,
-            "ratio": None,
-            "note": f"{whole:.1f} times less than theirs over all micro-batch sizes, "
-            f"{single:.1f} times less than theirs for one",
-        }
+    print(f"  {variant}: ours {taken:.3f} s on {len(units)} units", flush=True)
+    return ComparisonRow(
+        model=cell.model,
+        planner=OURS,
+        variant=variant,
+        devices=cell.devices,
+        batch_size=cell.batch_size,
+        memory_bytes=cell.cluster.devices[0].memory_bytes,
+        units=len(units),
+        down_sets=_down_sets(units),
+        search_seconds=taken,
+        iteration_ns=best.prediction.iteration_ns,
+        throughput=cell.batch_size * 1e9 / best.prediction.iteration_ns,
     )
 
 
-def ablations() -> Iterator[ComparisonRow]:
+def _down_sets(units: UnitGraph) -> int | None:
+    try:
+        return len(enumerate_down_sets(len(units), unit_edges(units), limit=MOST_DOWN_SETS))
+    except DownSetLimitError:
+        return None
+
+
+def run_ablations(rows: Rows) -> None:
     """Branches at a fixed size, and micro-batch sizes, graph against sequence."""
     devices = 8
-    cluster = Cell("", devices, 1, True).cluster
     batch_size = PER_DEVICE["mmt"] * devices
     for branches in (2, 4, 8, 16):
+        name = f"mmt-{branches}-branches"
+        cell = Cell(name, devices, batch_size, True)
+        swept = [b for b in (1, 2, 4, 8, 16, 32) if b <= batch_size] if branches == 4 else []
+        sizes = [None, *swept]
+        wanted = [(s, f) for s in sizes for f in ("graph", "sequential")]
+        if all(rows.has(cell, f, _ablation(s)) for s, f in wanted):
+            continue
         depths = (32 // branches,) * branches
-        graph, costs = graph_of(mmt(depths=depths, name=f"mmt-{branches}-branches"))
-        print(f"\n{graph.name}, {devices} devices, B = {batch_size}, one copy, no replicas")
-        sizes = [b for b in (1, 2, 4, 8, 16, 32) if b <= batch_size]
-        for size in (None, *(sizes if branches == 4 else ())):
-            times = {}
-            for family in ("graph", "sequential"):
-                try:
-                    best = plan(
-                        graph,
-                        costs,
-                        cluster,
-                        batch_size=batch_size,
-                        families=(family,),
-                        copies=1,
-                        replicas=False,
-                        micro_batches=None if size is None else [size],
-                    )
-                except GraphPipeError as error:
-                    print(f"  {family}: {error.what}")
-                    continue
-                assert best.prediction is not None
-                times[family] = best.prediction.iteration_ns
-                yield ComparisonRow(
-                    model=graph.name,
-                    planner=family,
-                    variant=f"{ABLATION}: micro-batch {size or 'free'}",
-                    devices=devices,
+        graph, costs = graph_of(mmt(depths=depths, name=name))
+        print(f"\n{name}, {devices} devices, B = {batch_size}, one copy, no replicas", flush=True)
+        for size, family in wanted:
+            if rows.has(cell, family, _ablation(size)):
+                continue
+            try:
+                best = plan(
+                    graph,
+                    costs,
+                    cell.cluster,
                     batch_size=batch_size,
-                    memory_bytes=cluster.devices[0].memory_bytes,
-                    units=0,
-                    iteration_ns=times[family],
-                    throughput=batch_size * 1e9 / times[family],
-                    bubble=best.prediction.bubble,
-                    depth=best.prediction.depth,
-                    stages=len(best.stages),
+                    families=(family,),
                     copies=1,
-                    micro_batches=tuple(sorted({stage.micro_batch for stage in best.stages})),
-                    peak_memory_bytes=max(best.prediction.peak_memory),
+                    replicas=False,
+                    micro_batches=None if size is None else [size],
                 )
-            if len(times) == 2:
-                ratio = times["sequential"] / times["graph"]
-                print(
-                    f"  micro-batch {size or 'free':>4}: graph {times['graph'] / 1e6:9.2f} ms,"
-                    f" sequential {times['sequential'] / 1e6:9.2f} ms, x{ratio:.3f}"
-                )
+            except GraphPipeError as error:
+                print(f"  micro-batch {size or 'free'}: {family}: {error.what}", flush=True)
+                continue
+            assert best.prediction is not None
+            row = ComparisonRow(
+                model=name,
+                planner=family,
+                variant=_ablation(size),
+                devices=devices,
+                batch_size=batch_size,
+                memory_bytes=cell.cluster.devices[0].memory_bytes,
+                units=0,
+                iteration_ns=best.prediction.iteration_ns,
+                throughput=batch_size * 1e9 / best.prediction.iteration_ns,
+                bubble=best.prediction.bubble,
+                depth=best.prediction.depth,
+                stages=len(best.stages),
+                copies=1,
+                micro_batches=tuple(sorted({stage.micro_batch for stage in best.stages})),
+                peak_memory_bytes=max(best.prediction.peak_memory),
+            )
+            show(rows.put(cell, row))
 
 
-def summary(rows: Sequence[ComparisonRow]) -> None:
-    """Least and largest ratio to each planner, and where."""
-    print("\nour throughput over theirs")
-    for name in PLANNERS[1:]:
-        mine = [r for r in rows if r.planner == name and r.ratio is not None]
-        if mine:
-            low, high = (pick(mine, key=lambda r: r.ratio or 0) for pick in (min, max))
-            places = [f"x{r.ratio:.3f} ({r.model}, {r.devices})" for r in (low, high)]
-            below = sum(r.ratio < 1 for r in mine if r.ratio is not None)
-            print(f"  {name:16} {places[0]} to {places[1]}; below 1 in {below} of {len(mine)}")
-
-
-def page(rows: Sequence[ComparisonRow]) -> str:
-    """The rows as a page of the documentation: a table a model, then search times."""
-    command = "python benchmarks/planner.py --json planner.json --markdown planner.md"
-    lines = [
-        "# Plans and search times",
-        "",
-        f"Made by `{command}` on {date.today().isoformat()}, {platform.machine()}, Python "
-        f"{platform.python_version()}. Search times are CPU seconds.",
-        "",
-        f"Nodes of {PER_NODE} {DEVICE}; throughput is simulated. A column named after a planner is "
-        "our throughput over its. `*`: it got a graph with its chains fused; `-`: it has no plan "
-        "that fits. *gap* is our iteration time above the lower bound, *peak* the fullest device.",
-    ]
-    plain = [row for row in rows if not row.variant.startswith((SAME_GRAPH, ABLATION))]
-    names = [name for name in PLANNERS[1:] if any(row.planner == name for row in plain)]
-    for model in dict.fromkeys(row.model for row in plain):
-        head = ["devices", "B", "memory", "samples/s", "gap", "bubble", "peak", "search", *names]
-        lines += ["", f"## {model}", "", _line(head), _line(["---:"] * len(head))]
-        for ours in (row for row in plain if row.model == model and row.planner == OURS):
-            key = (ours.devices, ours.batch_size, ours.memory_bytes)
-            others = {
-                row.planner: row
-                for row in plain
-                if row.model == model and (row.devices, row.batch_size, row.memory_bytes) == key
-            }
-            limited = "limited" if ours.memory_bytes < FREE_MEMORY else "free"
-            figures = [
-                f"{ours.throughput or 0:.0f}",
-                f"{ours.lower_bound_gap or 0:.1%}",
-                f"{ours.bubble or 0:.1%}",
-                f"{(ours.peak_memory_bytes or 0) / 2**30:.1f} GiB",
-                f"{ours.search_seconds or 0:.2f} s",
-            ]
-            ratios = [_ratio(others.get(name)) for name in names]
-            lines.append(_line([str(key[0]), str(key[1]), limited, *figures, *ratios]))
-    same = [row for row in rows if row.variant.startswith(SAME_GRAPH)]
-    if same:
-        lines += ["", "## Search on the identical graph", ""]
-        lines += [_line(["model", "devices", "units", "theirs", "ours", ""])]
-        lines += [_line(["---", "---:", "---:", "---", "---:", "---"])]
-        for row in same:
-            theirs = row.variant.removeprefix(f"{SAME_GRAPH}: ")
-            spent = f"{row.search_seconds or 0:.3f} s"
-            cells = [row.model, str(row.devices), str(row.units), theirs, spent, row.note]
-            lines.append(_line(cells))
-    swept = [row for row in rows if row.variant.startswith(ABLATION)]
-    if swept:
-        lines += ["", "## Graph against sequence, one copy, no replicas", ""]
-        lines += [_line(["model", "micro-batch", "family", "ms", "bubble", "depth", "peak"])]
-        lines += [_line(["---", "---:", "---", "---:", "---:", "---:", "---:"])]
-        for row in swept:
-            figures = [
-                f"{(row.iteration_ns or 0) / 1e6:.2f}",
-                f"{row.bubble or 0:.1%}",
-                str(row.depth),
-                f"{(row.peak_memory_bytes or 0) / 2**30:.1f} GiB",
-            ]
-            size = row.variant.rsplit(" ", 1)[1]
-            lines.append(_line([row.model, size, row.planner, *figures]))
-    return "\n".join(lines) + "\n"
-
-
-def _ratio(row: ComparisonRow | None) -> str:
-    if row is None or row.ratio is None:
-        return "-"
-    return f"{row.ratio:.2f}{'*' if row.fused else ''}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _ablation(size: int | None) -> str:
+    return f"{ABLATION}: micro-batch {size or 'free'}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--json", type=Path, help="file of the rows; existing cells are kept")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--json", type=Path, help="file of the rows; existing rows are kept")
+    parser.add_argument("--merge", type=Path, nargs="*", default=[], help="more files of rows")
     parser.add_argument("--markdown", type=Path, help="file of a page with all rows")
     parser.add_argument("--models", type=_names, default=list(PER_DEVICE))
     parser.add_argument("--devices", type=_numbers, default=[4, 8, 16, 32])
     parser.add_argument("--fractions", type=_fractions, default=[1.0, 0.25])
     parser.add_argument("--memory", type=_memory, default=[True, False])
     parser.add_argument("--planners", type=_names, default=list(PLANNERS))
+    parser.add_argument("--redo", type=_names, default=[], help="planners whose rows are renewed")
     parser.add_argument("--time-limit", type=float, default=60.0, help="CPU seconds a baseline")
     parser.add_argument("--only", choices=["cells", "search", "ablations", "none"])
     args = parser.parse_args()
-    rows: list[ComparisonRow] = []
-    if args.json is not None and args.json.exists():
-        rows = list(Comparison.load(args.json).rows)
-
-    def keep(new: Sequence[ComparisonRow]) -> None:
-        rows.extend(new)
-        if args.json is not None:
-            Comparison(rows=tuple(rows)).save(args.json)
-
+    rows = Rows(args.json, args.merge)
     hopeless = Hopeless()
     if args.only in (None, "cells"):
         for cell in cells(args):
-            if not any(cell.holds(row) and row.planner == CHAIN for row in rows):
-                keep([item.row for item in run_cell(cell, args, hopeless)])
-        summary(rows)
+            run_cell(cell, args, hopeless, rows)
     if args.only in (None, "search"):
-        print("\nsearch time on the identical graph, CPU seconds")
-        args.planners = [name for name in ("pipedream", "piper") if name in args.planners]
         for model in args.models:
-            cell = Cell(model, max(args.devices), PER_DEVICE[model] * max(args.devices), True)
-            for item in run_cell(cell, args, hopeless)[1:]:
-                row = same_graph(cell, item)
-                keep([] if row is None else [row])
+            devices = max(args.devices)
+            cell = Cell(model, devices, PER_DEVICE[model] * devices, True)
+            run_search(cell, args, hopeless, rows)
     if args.only in (None, "ablations"):
-        for row in ablations():
-            keep([row])
+        run_ablations(rows)
+    found = rows.save()
+    print("\n" + summary(found))
     if args.markdown is not None:
-        args.markdown.write_text(page(rows), encoding="utf-8")
+        args.markdown.write_text(page(found, " ".join(sys.argv[1:])), encoding="utf-8")
 
 
 def _names(text: str) -> list[str]:

@@ -56,3 +56,17 @@ def test_an_interruption_keeps_what_was_found(
     assert "Interrupted: 2 rows" in result.stderr
     assert [row.planner for row in compare.Comparison.load(out).rows] == ["gpp", "pipedream"]
     assert "pipedream" in result.stdout
+
+
+def test_its_file_is_shown_in_the_report_of_a_plan(tmp_path: Path) -> None:
+    costs, rows, page = (tmp_path / name for name in ("costs.json", "rows.json", "page.html"))
+    costs.write_text(json.dumps(COSTS))
+    given = ("--graph", costs, "--devices", "2", "-b", 8)
+    run("compare", *given, "--planners", "chain,pipedream,piper,1f1b", "-o", rows)
+    run("plan", *given, "-o", tmp_path / "plan.json")
+    run("report", tmp_path / "plan.json", "--comparison", rows, "-o", page)
+    text = page.read_text(encoding="utf-8")
+    for row in Comparison.load(rows).rows:
+        if row.variant != "ours":
+            assert f'"planner":"{row.planner}"' in text
+            assert f'"iteration_ns":{row.iteration_ns}' in text
