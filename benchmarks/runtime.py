@@ -1,7 +1,7 @@
 """The runtime: speed against torch.distributed.pipelining, promises of time and of memory.
 
 ``python benchmarks/runtime.py [--parts a,b] [--json FILE] [--markdown FILE] [--pairs N]
-[--sizes a,b] [--workers 2,4] [--models a,b] [--devices 8,16,32] [--repeats N]``
+[--sizes a,b] [--workers 2,4] [--models a,b] [--devices 8,16,32] [--repeats N] [--plans DIR]``
 
 With ``--json``, parts and rows that the file already holds from earlier runs stay, so a long
 run can be made in pieces; ``--markdown`` writes a page of all of them. The parts:
@@ -24,7 +24,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from typing import Any
 import runtime_memory
 import runtime_page
 import runtime_promise
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -247,28 +246,24 @@ def overhead(repeats: int = 30) -> dict[str, float]:
     }
 
 
-def checks(ranks: int = 64) -> list[dict[str, Any]]:
+def checks(folder: Path | None, ranks: int = 64) -> Iterator[dict[str, Any]]:
     """What every start does before a process talks to another: action lists, and the check."""
-    rows: list[dict[str, Any]] = []
     for model in runtime_promise.MODELS:
-        ours, _ = runtime_promise.plans(model, ranks)
+        ours, _ = runtime_promise.plans(model, ranks, folder)
         start = time.process_time()
         lists = build_actions(ours)
         built = time.process_time() - start
         start = time.process_time()
         validate(ours)
         checked = time.process_time() - start
-        rows.append(
-            {
-                "model": model,
-                "ranks": ranks,
-                "tasks": sum(len(line) for line in ours.schedule.tasks),
-                "messages": len(lists.messages),
-                "build_seconds": built,
-                "check_seconds": checked,
-            }
-        )
-    return rows
+        yield {
+            "model": model,
+            "ranks": ranks,
+            "tasks": sum(len(line) for line in ours.schedule.tasks),
+            "messages": len(lists.messages),
+            "build_seconds": built,
+            "check_seconds": checked,
+        }
 
 
 class Results:
@@ -310,9 +305,12 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(runtime_promise.MODELS))
     parser.add_argument("--devices", default="8,16,32")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--plans", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = Results(options.json)
+    if options.plans:
+        options.plans.mkdir(parents=True, exist_ok=True)
     parts = options.parts.split(",") if options.parts else []
     if "overhead" in parts:
         results.put("overhead", (), [overhead()])
@@ -325,10 +323,10 @@ def main() -> None:
         )
         results.put("steps", ("size", "workers"), rows)
     if "checks" in parts:
-        results.put("checks", ("model", "ranks"), checks())
+        results.put("checks", ("model", "ranks"), checks(options.plans))
     if "promise" in parts:
         cells = (
-            runtime_promise.promise(model, int(devices), options.repeats)
+            runtime_promise.promise(model, int(devices), options.repeats, options.plans)
             for model in options.models.split(",")
             for devices in options.devices.split(",")
         )
@@ -338,7 +336,10 @@ def main() -> None:
         )
         results.put("promise", ("model", "devices"), shown)
     if "sleep" in parts:
-        shown = (asdict(row) | {"error": row.error} for row in runtime_promise.sleep_checks())
+        shown = (
+            asdict(row) | {"error": row.error}
+            for row in runtime_promise.sleep_checks(options.plans)
+        )
         results.put("sleep", ("model",), shown)
     if "memory" in parts:
         shown = (asdict(row) | {"error": row.error} for row in runtime_memory.memory())

@@ -16,6 +16,7 @@ import statistics
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from graphpipe.cost.analytic import estimate
 from graphpipe.cost.boxes import named_cluster
@@ -81,8 +82,14 @@ class SleepRow:
         return self.measured_seconds / self.simulated_seconds - 1.0
 
 
-def plans(model: str, devices: int) -> tuple[Plan, Plan]:
-    """The default plan and the best sequential one."""
+def plans(model: str, devices: int, folder: Path | None = None) -> tuple[Plan, Plan]:
+    """The default plan and the best sequential one; kept in ``folder``, if there is one, so that
+    nothing is searched while time is measured."""
+    kinds = ("graph", "sequential")
+    files = [folder / f"{model}-{devices}-{kind}.json" for kind in kinds] if folder else []
+    if files and all(file.exists() for file in files):
+        ours, sequential = (Plan.load(file) for file in files)
+        return ours, sequential
     job = load_job(f"zoo:{model}").on_meta()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,12 +104,14 @@ def plans(model: str, devices: int) -> tuple[Plan, Plan]:
     sequential = search(
         graph, costs, cluster, batch_size=batch_size, families=("chain", "sequential")
     )
+    for file, found in zip(files, (ours, sequential), strict=False):
+        found.save(file)
     return ours, sequential
 
 
-def promise(model: str, devices: int, repeats: int) -> PromiseRow:
+def promise(model: str, devices: int, repeats: int, folder: Path | None = None) -> PromiseRow:
     """Both plans simulated, and emulated by sleeping (the median of ``repeats``)."""
-    ours, sequential = plans(model, devices)
+    ours, sequential = plans(model, devices, folder)
     simulated = {
         plan: simulate(found, network="channel").iteration_ns
         for plan, found in (("graph", ours), ("sequential", sequential))
@@ -125,10 +134,10 @@ def promise(model: str, devices: int, repeats: int) -> PromiseRow:
     )
 
 
-def sleep_checks(devices: int = 16) -> Iterator[SleepRow]:
+def sleep_checks(folder: Path | None = None, devices: int = 16) -> Iterator[SleepRow]:
     """The default plan of each model on 16 devices."""
     for model in MODELS:
-        found, _ = plans(model, devices)
+        found, _ = plans(model, devices, folder)
         simulated = simulate(found, network="channel")
         tasks = [e.end_ns - e.start_ns for e in simulated.events if e.kind in ("F", "B")]
         stretch = SHORTEST_TASK_NS / min(ns for ns in tasks if ns)

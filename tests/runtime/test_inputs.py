@@ -116,7 +116,7 @@ def test_an_input_that_is_handed_back_has_values_on_every_rank() -> None:
     x, tag, labels = torch.randn(12, 4), torch.arange(12.0), torch.randint(0, 3, (12,))
     model = Echo()
     graph = capture(model, (x, tag), targets=labels, loss_fn=_first_loss)
-    plan = manual_plan(graph, [Part("first", 4), Part("second", 6)], batch_size=12)
+    plan = manual_plan(graph, [Part("first", 2), Part("second", 4)], batch_size=12)
 
     def run() -> tuple[set[str], tuple[torch.Tensor, ...]]:
         pipe = Pipeline(model, plan, _first_loss, sgd, graph=graph, timeout=60)
@@ -152,7 +152,7 @@ def test_a_variant_of_one_sample_with_several_rows() -> None:
     views, labels = torch.randn(36, 4), torch.randint(0, 3, (12,))
     options = {"rows_per_sample": {"views": 3}}
     graph = capture(model, (views,), targets=labels, loss_fn=cross_entropy, **options)
-    plan = manual_plan(graph, [Part("view", 4), Part("head", 6)], batch_size=12)
+    plan = manual_plan(graph, [Part("view", 2), Part("head", 4)], batch_size=12)
     pipe = Pipeline(
         model, plan, cross_entropy, sgd, graph=graph, transport="in_process",
         variants="capture", capture_options=options,

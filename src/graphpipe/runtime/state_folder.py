@@ -7,6 +7,7 @@ parameters of a stage that it does not run.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -102,11 +103,14 @@ class DistributedState:
                 continue
             value = torch.empty(entry.size, dtype=entry.properties.dtype)
             try:
-                dcp.load(
-                    {self._prefix + key: value},
-                    storage_reader=dcp.FileSystemReader(self._path),
-                    no_dist=True,
-                )
+                with warnings.catch_warnings():
+                    # "Assuming the intent is to load in a single process": it is.
+                    warnings.simplefilter("ignore", UserWarning)
+                    dcp.load(
+                        {self._prefix + key: value},
+                        storage_reader=dcp.FileSystemReader(self._path),
+                        no_dist=True,
+                    )
             except (CheckpointException, OSError, RuntimeError) as error:
                 raise CheckpointError(
                     f"Cannot read a tensor of the distributed checkpoint: {error}",
