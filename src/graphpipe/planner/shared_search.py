@@ -222,12 +222,19 @@ class SharedSearch:
         assert self.best is not None
         ranked = []
         for number, shape in enumerate(self._neighbours(start.shape)):
-            if (start.ground, shape) in self.found:
+            if (start.ground, shape) in self.found or not self._allowed(shape):
                 continue
             bound = self._bound(start.ground, shape)
             if bound is not None and bound < self.best.iteration_ns:
                 ranked.append((bound, number, shape))
         return [shape for _, _, shape in sorted(ranked, key=lambda item: item[:2])]
+
+    def _allowed(self, shape: Shape) -> bool:
+        """Whether the user's choices allow the sizes of replicated stages."""
+        most = max(self.freedom.replicas)
+        if shape.layout == "everywhere":
+            return most > 1
+        return shape.helpers <= min(most, shape.devices - 1)
 
     def _neighbours(self, shape: Shape) -> Iterator[Shape]:
         samples = self.space.samples(shape.copies)
@@ -457,6 +464,8 @@ def better(
     )
     if search.run() is None:
         return None
+    if search.stopped:
+        notes = (*notes, "The search among shared devices was stopped at its time limit.")
     best: Plan | None = None
     for judged in search.finalists():
         if judged.iteration_ns >= target:
