@@ -3,7 +3,8 @@
 Plans with several shapes run on workers here. PyTorch's profiler reports every allocation and
 release of tensor memory in one step; added up from what is held before the step (parameters,
 buffers, optimizer state), they give the peak of each rank. It is compared with the simulated
-peak. A part of ``benchmarks/runtime.py``.
+peak. The optimizer is the fused AdamW, whose step takes no memory of its own. A part of
+``benchmarks/runtime.py``.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from graphpipe.zoo.mmt import mmt
 from graphpipe.zoo.t5 import t5
 
 JOBS: dict[str, tuple[Callable[[], Job], int]] = {
-    "gpt2": (lambda: gpt2(vocabulary=1000, length=64, width=128, heads=4, layers=4), 16),
+    "gpt2": (lambda: gpt2(vocabulary=1000, length=64, width=128, heads=4, layers=4), 64),
     "t5": (
         lambda: t5(
             vocabulary=1000, source_length=48, target_length=48, width=128, heads=4, layers=2
         ),
-        16,
+        64,
     ),
     "clip": (
-        lambda: clip(image=(48, 16, 128, 4, 3), text=(1000, 24, 128, 4, 3), shared=64), 16
+        lambda: clip(image=(48, 16, 128, 4, 3), text=(1000, 24, 128, 4, 3), shared=64), 64
     ),
     "dlrm": (
         lambda: dlrm(
             tables=6, rows=5000, features=32, bag=10, dense=256, width=384,
             bottom_layers=3, top_layers=3,
         ),
-        128,
+        512,
     ),
-    "candle-uno": (lambda: candle_uno(width=384, tower_layers=4), 128),
-    "mmt": (lambda: mmt(depths=(2, 2, 2), width=128, heads=4, sequence=32, classes=50), 16),
+    "candle-uno": (lambda: candle_uno(width=384, tower_layers=4), 512),
+    "mmt": (lambda: mmt(depths=(2, 2, 2), width=128, heads=4, sequence=32, classes=50), 64),
 }  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -62,6 +63,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "chain": {"replicas": False, "copies": 1, "families": ("chain", "sequential")},
 }
 """Options of the search by kind of plan."""
+PARTS = 16
+"""Micro-batches of a mini-batch. A rank has its gradients from its first backward on, and the
+prediction counts them always: with few micro-batches it is an upper limit."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def measured_peak(pipe: Pipeline, step: Callable[[], object]) -> int:
 def _measure(job: Job, batch: Batch, graph: ModelGraph, plan: Plan) -> int:
     pipe = Pipeline(
         job.build_model(), plan, job.loss_fn,
-        lambda named: torch.optim.AdamW(named, 1e-4, foreach=False), graph=graph,
+        lambda named: torch.optim.AdamW(named, 1e-4, fused=True), graph=graph,
     )  # fmt: skip
     peak = measured_peak(pipe, lambda: pipe.step(batch.args, batch.kwargs, targets=batch.targets))
     pipe.close()
@@ -138,7 +142,10 @@ def memory(workers: int = 3) -> Iterator[MemoryRow]:
             )  # fmt: skip
         costs = estimate(graph, cluster)
         for shape, options in SHAPES.items():
-            found = search(graph, costs, cluster, batch_size=batch_size, **options)
+            found = search(
+                graph, costs, cluster, batch_size=batch_size,
+                micro_batches=(batch_size // PARTS,), **options,
+            )  # fmt: skip
             predicted = simulate(found, network="channel").peak_memory
             peaks = launch(
                 _measure, workers, (job, batch, graph, found), timeout=120, threads=1, method="fork"
