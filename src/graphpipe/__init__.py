@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graphpipe.planner.constraints import Constraints as Constraints
     from graphpipe.planner.explain import explain as explain
     from graphpipe.planner.search import plan as plan
+    from graphpipe.programs.elastic import elastic_plan as elastic_plan
     from graphpipe.runtime.checkpoint.folder import latest_checkpoint as latest_checkpoint
     from graphpipe.runtime.checkpoint.plain import load_state_dict as load_state_dict
     from graphpipe.runtime.emulate import emulate as emulate
@@ -56,6 +57,7 @@ _HOME = {
     "Timeline": "graphpipe.simulate.timeline",
     "capture": "graphpipe.graph.capture",
     "device": "graphpipe.cost.catalogue",
+    "elastic_plan": "graphpipe.programs.elastic",
     "emulate": "graphpipe.runtime.emulate",
     "estimate": "graphpipe.cost.analytic",
     "explain": "graphpipe.planner.explain",
@@ -85,6 +87,7 @@ __all__ = [
     "Timeline",
     "capture",
     "device",
+    "elastic_plan",
     "emulate",
     "estimate",
     "explain",

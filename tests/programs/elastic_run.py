@@ -45,8 +45,10 @@ class ElasticRun:
         folder: For job, checkpoints, log and outputs.
         steps: Optimizer steps.
         save_every: Steps between checkpoints.
+        most: Largest number of nodes.
         prefix: By node, what comes before its command (``ip netns exec ...``).
         addresses: By node, its address.
+        interface: Network interface of every node.
         timeout: Seconds after which a rank that does not answer is lost.
     """
 
@@ -59,11 +61,14 @@ class ElasticRun:
         most: int,
         prefix: Callable[[int], Sequence[str]] = lambda node: (),
         addresses: Callable[[int], str] = lambda node: "127.0.0.1",
+        interface: str = "lo",
+        timeout: int = 120,
     ) -> None:
         self.folder = folder
         self.log = folder / "log.jsonl"
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self._prefix, self._addresses = prefix, addresses
+        self._interface, self._timeout = interface, timeout
         self._steps, self._every, self._most = steps, save_every, most
         (folder / "job_for_elastic.py").write_text(JOB)
         self._port = free_port()
@@ -81,11 +86,10 @@ class ElasticRun:
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
                     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-                    "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+                    "GLOO_SOCKET_IFNAME": self._interface,
                 },
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
             )
 
     def start_agent(self, node: int) -> None:
@@ -102,7 +106,8 @@ class ElasticRun:
                 "keep_alive_interval=1,keep_alive_max_attempt=4,read_timeout=20",
                 "-m", "graphpipe", "train", f"{self.folder / 'job_for_elastic.py'}:job",
                 "--elastic", f"--steps={self._steps}", f"--save={self.folder / 'checkpoints'}",
-                f"--save-every={self._every}", "--keep=3", f"--log={self.log}",
+                f"--save-every={self._every}", "--keep=3", f"--history={self.log}",
+                f"--timeout={self._timeout}",
             ],
             f"agent{node}.{self._started}",
         )  # fmt: skip
@@ -110,7 +115,7 @@ class ElasticRun:
     def kill_agent(self, node: int) -> None:
         """A node is lost: agent and worker end at once, without a word."""
         agent = self.agents.pop(node)
-        _kill_session(agent)
+        _kill_family(agent)
 
     def lines(self) -> list[dict[str, float]]:
         """The log so far: step, loss, workers; in the order of writing."""
@@ -147,11 +152,11 @@ class ElasticRun:
 
     def close(self) -> None:
         for process in (*self.agents.values(), self._store):
-            _kill_session(process)
+            _kill_family(process)
 
 
-def _kill_session(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and everything that it started, workers with sessions of their own too."""
+def _kill_family(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and everything that it started (workers have sessions of their own)."""
     import psutil
 
     family = []

@@ -66,7 +66,11 @@ def train(
         bool,
         typer.Option("--elastic", help="Plan anew for the ranks of each start, and resume."),
     ] = False,
-    log: Annotated[
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds after which a rank that does not answer is lost."),
+    ] = 1800.0,
+    history: Annotated[
         Path | None, typer.Option(help="Append step, loss and workers to this file (JSON lines).")
     ] = None,
 ) -> None:
@@ -87,7 +91,8 @@ def train(
 
     settings = Settings(
         steps, optimizer, learning_rate, clip_norm, seed, trace is not None,
-        save=save, save_every=save_every, keep=keep, resume=resume, elastic=elastic, log=log,
+        save=save, save_every=save_every, keep=keep, resume=resume, elastic=elastic,
+        timeout=timeout, history=history,
     )  # fmt: skip
     prepared = prepare(model, settings, plan=plan, workers=workers, batch_size=batch_size)
     with output.progress("training") as bar:

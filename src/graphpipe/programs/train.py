@@ -59,7 +59,9 @@ class Settings:
         keep: How many checkpoints stay; None: all.
         resume: Whether to go on from the newest checkpoint in ``save``, if there is one.
         elastic: Whether to plan for the ranks that torchrun started this time; resumes.
-        log: File to which every step is appended: ``{"step": , "loss": , "workers": }``.
+        timeout: Seconds after which a rank that does not answer, or a task that does not end, is
+            a failure.
+        history: File to which every step is appended: ``{"step": , "loss": , "workers": }``.
     """
 
     steps: int | None = None
@@ -73,7 +75,8 @@ class Settings:
     keep: int | None = None
     resume: bool = False
     elastic: bool = False
-    log: Path | None = None
+    timeout: float = 1800.0
+    history: Path | None = None
 
     def check(self) -> None:
         """Refuses what contradicts itself.
@@ -208,7 +211,9 @@ def prepare(
         )
     if settings.elastic:
         chosen = settings.optimizer or "adamw"
-        found = elastic_plan(graph, batch_size=size, device=HERE, optimizer=chosen)
+        found = elastic_plan(
+            graph, batch_size=size, device=HERE, optimizer=chosen, timeout=settings.timeout
+        )
         return Prepared(job, module, graph, found)
     cluster = Cluster.uniform(HERE, nodes=1, per_node=count)
     costs = estimate(graph, cluster, optimizer=settings.optimizer or "adamw")
@@ -252,6 +257,7 @@ def train(
         _work,
         prepared.plan.world_size,
         (prepared, settings, listener, keep_state),
+        timeout=settings.timeout,
         method="fork",
     )
     outcome: Outcome = results[0]
@@ -271,6 +277,7 @@ def _work(
         graph=prepared.graph,
         clip_norm=settings.clip_norm,
         seed=settings.seed,
+        timeout=settings.timeout,
     )
     first = torch.distributed.get_rank() == 0
     losses: list[float] = []
@@ -288,8 +295,8 @@ def _work(
         losses.append(float(loss))
         if first:
             listener(following.step, total, losses[-1])
-            if settings.log is not None:
-                _append(settings.log, following.step, losses[-1], plan.world_size)
+            if settings.history is not None:
+                _append(settings.history, following.step, losses[-1], plan.world_size)
         every = settings.save_every
         if settings.save is not None and (
             following.step == total or (every is not None and following.step % every == 0)
