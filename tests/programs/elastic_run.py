@@ -14,19 +14,39 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 JOB = '''
-"""The digits with small towers, trained by plain SGD: runs can be compared to the last bits."""
+"""The digits with small towers, trained by plain SGD: runs can be compared to the last bits.
 
+Before some steps the data waits for a file: what happens meanwhile does not depend on speed.
+"""
+
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from graphpipe.zoo.digits import digits
 
+GATES = {int(k): Path(v) for k, v in (g.split("=") for g in os.environ.get("GATES", "").split())}
+
 
 def job():
     made = digits(width=16, heads=2, image_layers=1, text_layers=1)
+
+    def data(batch_size, epoch):
+        every = list(made.data(batch_size, epoch))
+        for number, batch in enumerate(every):
+            gate = GATES.get(epoch * len(every) + number + 1)
+            while gate is not None and not gate.exists():
+                time.sleep(0.05)
+            yield batch
+
     return replace(
-        made, optimizer=lambda named: torch.optim.SGD(named, lr=0.005, momentum=0.9), batch_size=64
+        made,
+        data=data,
+        optimizer=lambda named: torch.optim.SGD(named, lr=0.005, momentum=0.9),
+        batch_size=64,
     )
 '''
 
@@ -50,6 +70,7 @@ class ElasticRun:
         addresses: By node, its address.
         interface: Network interface of every node.
         timeout: Seconds after which a rank that does not answer is lost.
+        gates: Steps that are not taken before :meth:`open_gate`.
     """
 
     def __init__(
@@ -63,12 +84,14 @@ class ElasticRun:
         addresses: Callable[[int], str] = lambda node: "127.0.0.1",
         interface: str = "lo",
         timeout: int = 120,
+        gates: Sequence[int] = (),
     ) -> None:
         self.folder = folder
         self.log = folder / "log.jsonl"
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self._prefix, self._addresses = prefix, addresses
         self._interface, self._timeout = interface, timeout
+        self._gates = {step: folder / f"gate{step}" for step in gates}
         self._steps, self._every, self._most = steps, save_every, most
         (folder / "job_for_elastic.py").write_text(JOB)
         self._port = free_port()
@@ -86,6 +109,7 @@ class ElasticRun:
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
                     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+                    "GATES": " ".join(f"{k}={v}" for k, v in self._gates.items()),
                     "GLOO_SOCKET_IFNAME": self._interface,
                 },
                 stdout=out,
@@ -116,6 +140,10 @@ class ElasticRun:
         """A node is lost: agent and worker end at once, without a word."""
         agent = self.agents.pop(node)
         _kill_family(agent)
+
+    def open_gate(self, step: int) -> None:
+        """Lets the step be taken."""
+        self._gates[step].touch()
 
     def lines(self) -> list[dict[str, float]]:
         """The log so far: step, loss, workers; in the order of writing."""

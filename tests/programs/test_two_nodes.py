@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,9 @@ def nodes() -> Iterator[Nodes]:
     made.close()
 
 
-def elastic(nodes: Nodes, folder: Path, *, steps: int, timeout: int) -> ElasticRun:
+def elastic(
+    nodes: Nodes, folder: Path, *, steps: int, timeout: int, gates: Sequence[int] = ()
+) -> ElasticRun:
     return ElasticRun(
         folder,
         steps=steps,
@@ -75,6 +77,7 @@ def elastic(nodes: Nodes, folder: Path, *, steps: int, timeout: int) -> ElasticR
         addresses=lambda node: f"10.77.0.{node + 1}",
         interface=LINK,
         timeout=timeout,
+        gates=gates,
     )
 
 
@@ -102,14 +105,15 @@ def test_a_slow_link_changes_nothing_but_the_time(nodes: Nodes, tmp_path: Path) 
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_link_that_is_cut_leaves_one_node_that_goes_on(nodes: Nodes, tmp_path: Path) -> None:
-    training = elastic(nodes, tmp_path, steps=40, timeout=10)
+    training = elastic(nodes, tmp_path, steps=40, timeout=10, gates=(14,))
     try:
         for node in range(2):
             training.start_agent(node)
         training.wait_for(
-            lambda lines: bool(lines) and lines[-1]["workers"] == 2 and lines[-1]["step"] > 12, 240
+            lambda lines: bool(lines) and lines[-1]["workers"] == 2 and lines[-1]["step"] == 13, 240
         )
         nodes.on(0, "ip", "link", "set", LINK, "down")
+        training.open_gate(14)
         training.wait_for(lambda lines: lines[-1]["step"] == 40, 240)
         assert training.agents[0].wait(120) == 0
         assert training.lines()[-1]["workers"] == 1
