@@ -1,14 +1,16 @@
 """How well the predictions hold: time of a stage, time of an iteration, activation bytes.
 
 ``python benchmarks/fidelity.py [--models a,b] [--workers 1,2] [--repeats N] [--passes N]
-[--quick] [--json FILE] [--markdown FILE]``
+[--quick] [--json FILE] [--merge] [--markdown FILE]``
 
-Each model is captured, profiled on one core, and planned for one and for two workers; the
-link between two workers is probed. Then the plans run, each worker pinned to a core:
+Each model is captured, profiled on one core, and planned for one and for two workers (for two,
+profiled while the other core does the same); the link between two workers is probed. Then the
+plans run, each worker pinned to a core:
 
-- *stage*: forward plus backward of one task of each stage, as the plan predicts it, against
-  the fastest such task of the run. A stage that is one of the slices that served for the
-  profiler's correction does not count.
+- *stage*: forward plus backward of one micro-batch of each stage, as the plan predicts it,
+  against the mean over the micro-batches of a step but the first (which adds up no gradients), in
+  the fastest step of the run. A stage that is one of the slices that served for the profiler's
+  correction does not count.
 - *iteration*: the plan's predicted iteration against the fastest step.
 - *activations*: the peak of what autograd keeps, counted by hooks (each memory once, parameters
   apart), against what the cost table says for the plan's order of tasks.
@@ -17,6 +19,9 @@ All runs are repeated in ``--passes`` rounds over all models, so that a slow min
 hit one model only. The *floor* beside an error is how far the best of the first round lies
 from the best of the others: two measurements of the same thing. Where there is a GPU, the
 one-worker runs are repeated on it.
+
+``--merge`` keeps the rows of the models that are not run now, so that the models can be measured
+in several calls.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import argparse
 import datetime
 import json
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +42,6 @@ import torch
 import torch.distributed as dist
 
 from graphpipe.cost.cluster import Cluster
-from graphpipe.cost.hardware import hardware
 from graphpipe.cost.probe import Probe, probe
 from graphpipe.cost.profiler import profile
 from graphpipe.cost.profiler.slices import slices_of
@@ -47,6 +52,7 @@ from graphpipe.plan.plan import Plan
 from graphpipe.planner.search import plan as search
 from graphpipe.runtime.launch import launch
 from graphpipe.runtime.pipeline import Pipeline
+from graphpipe.simulate.timeline import Timeline
 from graphpipe.zoo.candle_uno import candle_uno
 from graphpipe.zoo.clip import clip
 from graphpipe.zoo.dlrm import dlrm
@@ -58,6 +64,8 @@ from graphpipe.zoo.t5 import t5
 TARGETS = {"stage": 0.08, "iteration": 0.10, "activations": 0.05}
 """Largest median error; for times the larger of this and twice the floor."""
 LEARNING_RATE = 1e-4
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+"""Cores of this process before it pins itself; workers inherit the affinity, not this."""
 
 
 @dataclass(frozen=True)
@@ -154,19 +162,20 @@ class Row:
 
 @dataclass
 class Prepared:
-    """A model ready to run: graph, costs, and plans by number of workers."""
+    """A model ready to run: graph; costs and plans by number of workers."""
 
     model: Model
     graph: ModelGraph
-    costs: CostTable
+    costs: dict[int, CostTable]
     batch: Batch
     plans: dict[int, Plan] = field(default_factory=dict)
 
 
 @dataclass
 class Run:
-    """What one launch measured: seconds of each step, of the fastest task of each stage and
-    kind, and the peak activation bytes of each rank."""
+    """What one launch measured: seconds of each step, of a task of each stage and kind (the
+    mean over a step's micro-batches, in the fastest step), and the peak activation bytes of each
+    rank."""
 
     steps: list[float]
     tasks: dict[tuple[int, str], float]
@@ -235,9 +244,8 @@ def _storage(tensor: torch.Tensor) -> int:
 def pin(core: int) -> None:
     """Keeps this process on one core and one thread."""
     torch.set_num_threads(1)
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[core % len(cores)]})
+    if CORES:
+        os.sched_setaffinity(0, {CORES[core % len(CORES)]})
 
 
 def prepare(model: Model, workers: Sequence[int], network: Cluster, device: str) -> Prepared:
@@ -250,10 +258,15 @@ def prepare(model: Model, workers: Sequence[int], network: Cluster, device: str)
         module, job.args, job.kwargs, targets=job.targets, loss_fn=job.loss_fn,
         **job.capture_options,
     )  # fmt: skip
-    costs = profile(graph, device, micro_batches=model.micro_batches, optimizer="adamw")
-    found = Prepared(model, graph, costs, next(iter(job.data(model.batch_size, 0))))
-    kind = next(iter(costs.devices))
+    batch = next(iter(job.data(model.batch_size, 0)))
+    found = Prepared(model, graph, {}, batch)
     for count in workers:
+        # With the other cores as busy as they will be.
+        costs = found.costs[count] = profile(
+            graph, device, micro_batches=model.micro_batches, optimizer="adamw",
+            neighbours=count - 1,
+        )  # fmt: skip
+        kind = next(iter(costs.devices))
         devices = (
             tuple(item.model_copy(update={"kind": kind}) for item in network.devices[:1]) * count
         )
@@ -312,11 +325,8 @@ def _steps(ready: Prepared, count: int, repeats: int, device: str, transport: An
             torch.cuda.synchronize(place)
         steps.append(time.perf_counter() - start)
         _, timeline = pipe.trace_step(args, kwargs, targets=targets)
-        for event in timeline.events:
-            if event.kind in ("F", "B"):
-                key = (event.stage, event.kind)
-                seconds = (event.end_ns - event.start_ns) / 1e9
-                tasks[key] = min(tasks.get(key, seconds), seconds)
+        for key, seconds in mean_tasks(timeline).items():
+            tasks[key] = min(tasks.get(key, seconds), seconds)
     state = [tensor for worker in pipe.workers for tensor in worker.state.values()]
     leaves = torch.utils._pytree.tree_leaves((args, kwargs, targets))
     kept = Kept(state, (leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
@@ -326,7 +336,27 @@ def _steps(ready: Prepared, count: int, repeats: int, device: str, transport: An
     return Run(steps, tasks, (kept.peak,))
 
 
-def predicted_peaks(ready: Prepared, plan: Plan) -> list[float]:
+def mean_tasks(timeline: Timeline) -> dict[tuple[int, str], float]:
+    """Seconds of a task of each (stage, kind) of one step: the mean over its micro-batches.
+
+    The first on each rank is left out where there are others: it adds no gradient to ``.grad``,
+    which the cost of a task includes.
+    """
+    found: dict[tuple[int, str], dict[int, list[float]]] = {}
+    for event in sorted(timeline.events, key=lambda item: item.start_ns):
+        if event.kind in ("F", "B"):
+            seconds = (event.end_ns - event.start_ns) / 1e9
+            of_rank = found.setdefault((event.stage, event.kind), {})
+            of_rank.setdefault(event.rank, []).append(seconds)
+    return {
+        key: statistics.fmean(
+            seconds for times in ranks.values() for seconds in times[1 if len(times) > 1 else 0 :]
+        )
+        for key, ranks in found.items()
+    }
+
+
+def predicted_peaks(ready: Prepared, plan: Plan, costs: CostTable) -> list[float]:
     """Peak activation bytes of each rank: the cost table along the plan's order of tasks."""
     index = ready.graph.op_index
     found: list[float] = []
@@ -335,7 +365,7 @@ def predicted_peaks(ready: Prepared, plan: Plan) -> list[float]:
         for task in tasks:
             stage = plan.stages[task.stage]
             rows = [index[name] for name in stage.ops]
-            fixed, per_sample = ready.costs.saved_bytes(rows, stage.micro_batch)
+            fixed, per_sample = costs.saved_bytes(rows, stage.micro_batch)
             size = fixed + per_sample * stage.micro_batch
             if stage.has_backward:
                 now += size if task.kind == "F" else -size
@@ -347,7 +377,7 @@ def predicted_peaks(ready: Prepared, plan: Plan) -> list[float]:
 def compare(ready: Prepared, count: int, runs: Sequence[Run], label: str) -> list[Row]:
     """The rows of one plan from its runs, one of each pass."""
     plan, name = ready.plans[count], ready.model.name
-    kind = next(iter(ready.costs.devices))
+    kind = next(iter(ready.costs[count].devices))
     used = {frozenset(part.ops) for part in slices_of(ready.graph)}
     rows: list[Row] = []
     for number, stage in enumerate(plan.stages):
@@ -367,7 +397,7 @@ def compare(ready: Prepared, count: int, runs: Sequence[Run], label: str) -> lis
     assert plan.prediction is not None
     iteration = plan.prediction.iteration_ns / 1e9
     rows.append(Row(name, label, "iteration", "", iteration, min(best), _floor(best)))
-    for rank, predicted in enumerate(predicted_peaks(ready, plan)):
+    for rank, predicted in enumerate(predicted_peaks(ready, plan, ready.costs[count])):
         peaks = [item.peaks[rank] for item in runs]
         if max(peaks) > 0:
             rows.append(
@@ -409,23 +439,34 @@ def summary(rows: Sequence[Row]) -> list[tuple[str, float, float, float, bool]]:
     return found
 
 
-def as_markdown(rows: Sequence[Row], machine: str) -> str:
-    """The table for the docs."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    lines = [f"Measured on {today}, {machine}.", ""]
-    lines += ["| model | workers | what | predicted | measured | error | floor |"]
+def as_markdown(rows: Sequence[Row], heading: Sequence[str]) -> str:
+    """The page for the docs: the heading's lines, the medians, every row."""
+    lines = [*heading, ""]
+    lines += ["| what | median error | median floor | bound | holds |", "|---|---|---|---|---|"]
+    for what, error, floor, bound, holds in summary(rows):
+        lines.append(
+            f"| {what} | {error:.1%} | {floor:.1%} | {bound:.1%} | {'yes' if holds else 'no'} |"
+        )
+    lines += ["", "| model | workers | what | predicted | measured | error | floor |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for row in rows:
         lines.append(
             f"| {row.model} | {row.workers} | {row.what} {row.name} | {_shown(row, row.predicted)} "
             f"| {_shown(row, row.measured)} | {row.error:.1%} | {row.floor:.1%} |"
         )
-    lines += ["", "| what | median error | median floor | bound | holds |", "|---|---|---|---|---|"]
-    for what, error, floor, bound, holds in summary(rows):
-        lines.append(
-            f"| {what} | {error:.1%} | {floor:.1%} | {bound:.1%} | {'yes' if holds else 'no'} |"
-        )
     return "\n".join(lines) + "\n"
+
+
+HEADING = """# Predicted and measured
+
+How far what a plan says is from what happens: the time of a stage, the time of an iteration, and
+the bytes that are kept between forward and backward. Every row has the *floor* beside its error:
+how far two measurements of the same thing lie apart. Targets for the medians: 8 % for stages and
+10 % for iterations, or twice the floor where that is more, and 5 % for activations.
+
+Stages that served for the profiler's correction are not among the rows. `benchmarks/fidelity.py`
+says how each number is measured.
+"""
 
 
 def _shown(row: Row, value: float) -> str:
@@ -443,6 +484,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=3, help="rounds over all models")
     parser.add_argument("--quick", action="store_true", help="two small models")
     parser.add_argument("--json", type=Path, help="write all rows here")
+    parser.add_argument("--merge", action="store_true", help="keep FILE's rows of other models")
     parser.add_argument("--markdown", type=Path, help="write the table here")
     options = parser.parse_args()
     pin(0)
@@ -450,16 +492,15 @@ def main() -> None:
     models = [m for m in (QUICK if options.quick else MODELS) if not chosen or m.name in chosen]
     workers = [int(item) for item in options.workers.split(",")]
     cores = os.cpu_count() or 1
-    machine = (
-        f"{hardware(torch.device('cpu')).description}, {cores} cores, torch {torch.__version__}"
-    )
+    machine = f"{cores}-core {platform.machine()} CPU, torch {torch.__version__}"
     network = probe_workers()
     ready = []
     for model in models:
         print(f"capturing, profiling and planning {model.name}", flush=True)
         ready.append(prepare(model, workers, network, "cpu"))
-        for note in ready[-1].costs.notes:
-            print(f"  {note}")
+        for count in workers:
+            for note in ready[-1].costs[count].notes:
+                print(f"  {count} workers: {note}", flush=True)
     runs: dict[tuple[str, int], list[Run]] = {}
     for number in range(options.passes):
         for item in ready:
@@ -480,11 +521,18 @@ def main() -> None:
             item = prepare(model, [1], network, "cuda:0")
             again = [run(item, 1, options.repeats, "cuda:0") for _ in range(options.passes)]
             rows += compare(item, 1, again, place)
-    print(as_markdown(rows, machine))
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    if options.merge and options.json is not None and options.json.exists():
+        rows = merged(json.loads(options.json.read_text(encoding="utf-8"))["rows"], rows)
+    command = f"python benchmarks/fidelity.py --repeats {options.repeats} --passes {options.passes}"
+    heading = [*HEADING.splitlines(), "", f"Measured on {today} with `{command}`: {machine}."]
+    page = as_markdown(rows, heading)
+    print(page)
     if options.markdown is not None:
-        options.markdown.write_text(as_markdown(rows, machine), encoding="utf-8")
+        options.markdown.write_text(page, encoding="utf-8")
     if options.json is not None:
         data = {
+            "date": today,
             "machine": machine,
             "rows": [{**asdict(row), "error": row.error} for row in rows],
             "summary": [
@@ -493,6 +541,18 @@ def main() -> None:
             ],
         }
         options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def merged(before: Sequence[dict[str, Any]], rows: Sequence[Row]) -> list[Row]:
+    """Rows of other models as they were, and the new ones, in the order of :data:`MODELS`."""
+    again = {row.model for row in rows}
+    kept = [
+        Row(**{key: value for key, value in item.items() if key != "error"})
+        for item in before
+        if item["model"] not in again
+    ]
+    order = {model.name: i for i, model in enumerate(MODELS)}
+    return sorted([*kept, *rows], key=lambda row: order.get(row.model, len(order)))
 
 
 if __name__ == "__main__":

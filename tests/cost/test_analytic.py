@@ -100,6 +100,15 @@ def test_optimizer() -> None:
     seconds = adam.devices["h200"].optimizer_seconds_per_byte
     assert seconds == pytest.approx(20 / (4.8e12 * 0.85))
     assert sgd.devices["h200"].optimizer_seconds_per_byte < 0.2 * seconds
+    # Eight kernels: on a GPU for 36 parameters at once, on a CPU for each.
+    assert adam.devices["h200"].optimizer_seconds_per_tensor == pytest.approx(
+        8 * device("h200").launch_seconds / 36
+    )
+    each = estimate(graph, "cpu-core").devices["cpu-core"]
+    assert each.optimizer_seconds_per_tensor == 8 * device("cpu-core").launch_seconds
+    assert each.optimizer_seconds(1e6, 3) == pytest.approx(
+        1e6 * each.optimizer_seconds_per_byte + 3 * each.optimizer_seconds_per_tensor
+    )
     own = ParameterMemory(1.0, 1.0, 0.5)
     assert estimate(graph, "h200", parameter_memory=own).parameter_memory == own
 

@@ -36,6 +36,8 @@ Counted from the sequence of multi-tensor kernels of ``torch.optim`` with its de
 ``foreach`` implementation (AdamW: decay 2, lerp 3, mul 2, addcmul 3, sqrt 2, div 2, add 2,
 addcdiv 4). ``fused=True`` needs about a third.
 """
+OPTIMIZER_KERNELS = {"sgd": 1, "sgd-momentum": 3, "adagrad": 4, "adam": 8, "adamw": 8}
+"""Kernels of the same sequences."""
 
 Devices = str | DeviceSpec | Cluster | Iterable[str | DeviceSpec]
 
@@ -83,7 +85,6 @@ def estimate(
     outputs = [item.output for item in runs]
     output, gradient = message_sizes(graph, outputs, sizes)
     workspace = [linear_pair(size, sizes) for size in transient_bytes(graph, outputs)]
-    passes = OPTIMIZER_PASSES.get(optimizer, OPTIMIZER_PASSES["adamw"])
     work = _Work(graph, runs, sizes)
     return CostTable(
         fingerprint=graph.fingerprint,
@@ -91,9 +92,7 @@ def estimate(
         ops=tuple(op.name for op in graph.ops),
         micro_batches=sizes,
         devices={
-            spec.name: DeviceCosts(
-                *work.seconds(spec), passes / (spec.bandwidth * spec.efficiency.memory)
-            )
+            spec.name: DeviceCosts(*work.seconds(spec), *_optimizer_seconds(spec, optimizer))
             for spec in specs
         },
         output_bytes=output,
@@ -103,7 +102,17 @@ def estimate(
         workspace_bytes=np.asarray(workspace, dtype=np.float64),
         parameter_memory=memory,
         storage_squares=kept.squares,
+        optimizer=optimizer,
+        precision=precision,
     )
+
+
+def _optimizer_seconds(spec: DeviceSpec, optimizer: str) -> tuple[float, float]:
+    """Seconds of an optimizer step per byte of parameters, and per parameter."""
+    passes = OPTIMIZER_PASSES.get(optimizer, OPTIMIZER_PASSES["adamw"])
+    kernels = OPTIMIZER_KERNELS.get(optimizer, OPTIMIZER_KERNELS["adamw"])
+    per_byte = passes / (spec.bandwidth * spec.efficiency.memory)
+    return per_byte, kernels * spec.launch_seconds / spec.multi_tensor
 
 
 def _specs(devices: Devices) -> list[DeviceSpec]:

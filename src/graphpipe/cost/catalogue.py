@@ -64,6 +64,9 @@ class DeviceSpec(Record):
         launch_seconds: Overhead of one kernel, seconds.
         rates: Peak FLOP/s by dtype (``float32``, ``bfloat16``, ...); ``tf32`` is float32 with
             TF32 allowed. Dense.
+        multi_tensor: Parameters that one kernel of an optimizer takes: by default 36, as
+            ``depth_to_max_tensors`` of PyTorch's ``MultiTensorApply.cuh`` has it for four lists
+            on a GPU; 1 on a CPU.
         efficiency: Share of the peaks that is reached.
         default_network: Links between devices of this kind in a common box.
     """
@@ -74,6 +77,7 @@ class DeviceSpec(Record):
     reserved_bytes: int = Field(default=0, ge=0)
     bandwidth: Bandwidth
     launch_seconds: Latency
+    multi_tensor: int = Field(default=36, ge=1)
     rates: dict[str, float]
     efficiency: Efficiency
     default_network: Network = Network()

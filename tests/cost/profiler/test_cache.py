@@ -34,6 +34,8 @@ def test_a_fitting_profile_is_used_again(tmp_path: Path) -> None:
         ({"hosts": {"cpu-core": "abacus"}}, "other hardware"),
         ({"micro_batches": (3,)}, "other micro-batch sizes"),
         ({"source": "analytic"}, "not measured"),
+        ({"optimizer": "sgd"}, "another optimizer"),
+        ({"precision": "bf16-mixed"}, "another precision"),
     ],
 )
 def test_a_stale_profile_is_measured_again_with_a_notice(

@@ -42,6 +42,15 @@ def test_strides_aliases_and_parameters_are_seen() -> None:
     assert relu.outputs[0].root == by_target["aten.batch_norm.default"]
 
 
+def test_views_are_told_from_ops_that_read_or_write() -> None:
+    graph = hard_graph()
+    facts = facts_at(graph, 3)
+    views = {op.target for op in graph.ops if facts[op.name].is_view}
+    assert "aten.transpose.int" in views
+    assert "aten.relu_.default" not in views  # the same memory, changed
+    assert not any("linear" in target or "conv" in target for target in views)
+
+
 def test_equal_work_has_equal_signatures() -> None:
     graph = hard_graph()
     facts = facts_at(graph, 3)

@@ -71,11 +71,6 @@ def test_what_is_kept(
         assert {(item.kind, item.index) for item in found} == saved
 
 
-def test_budget() -> None:
-    budget = Budget(seconds=1.0, most=5, least=2)
-    assert [budget.repeats(once) for once in (0.001, 0.3, 10.0)] == [5, 3, 1]
-
-
 def _taken(forward: float, backward: float) -> OpMeasurement:
     return OpMeasurement(Timing(forward, 0.0), Timing(backward, 0.0), (Saved("internal", 0, 100),))
 
@@ -100,6 +95,38 @@ def test_only_long_ops_in_proportion_are_extrapolated(
         assert found.forward.seconds == pytest.approx(2 * before[-1][1].forward.seconds)
         assert found.saved == (Saved("internal", 0, 200),)
         assert found.workspace == -1
+
+
+@pytest.mark.parametrize(
+    ("state_bytes", "seconds", "grown"),
+    [
+        (10**6, 1.2, True),  # 0.8 ms of 1.2 s at most
+        (10**8, 1.2, False),  # its weights may take 80 ms, whatever the micro-batch
+        (10**6, 0.9, False),  # short enough to measure the next size too
+    ],
+)
+def test_a_very_long_op_is_extrapolated_from_one_size(
+    state_bytes: int, seconds: float, grown: bool
+) -> None:
+    before = [(4, _taken(seconds / 3, seconds * 2 / 3))]
+    found = extrapolated(8, before, Budget(long=0.3, longest=1.0), state_bytes)
+    assert (found is not None) == grown
+    if found is not None:
+        assert found.backward.seconds == pytest.approx(seconds * 4 / 3)
+
+
+def test_repeats_shrink_with_the_time_of_an_op() -> None:
+    budget = Budget(seconds=0.01, most=6, least=2, long=0.1, longest=1.0)
+    assert [budget.repeats(s) for s in (1e-6, 0.002, 0.05, 0.2, 1.5)] == [6, 5, 2, 1, 0]
+
+
+def test_a_second_round_is_merged_with_the_first(meter: Meter, facts: dict[str, OpFacts]) -> None:
+    one = _named(facts, "conv1d")
+    first = meter.measure(one)
+    both = meter.again(one, first)
+    assert both.forward.seconds <= first.forward.seconds
+    assert both.backward.seconds <= first.backward.seconds
+    assert both.saved == first.saved
 
 
 def test_gradient_sums(meter: Meter) -> None:

@@ -112,8 +112,8 @@ def test_progress_and_kind() -> None:
     assert set(costs.devices) == {"my-cpu"}
     total = seen[0][1]
     assert [done for done, _, _ in seen] == list(range(total + 1))
-    # Far fewer than the ops: equal ones are measured once.
-    assert total < len(hard_graph().ops)
+    # In two rounds; far fewer than the ops, since equal ones are measured once.
+    assert total / 2 < len(hard_graph().ops)
     assert costs.corrections["my-cpu"] == (1.0, 1.0)
 
 

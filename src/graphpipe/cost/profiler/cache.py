@@ -26,7 +26,7 @@ def load_or_profile(
     """The profile in a file if it fits, else a new one, which is written there.
 
     It fits if it was measured for this graph (shapes, parameters, mode), this version of
-    torch, this hardware and these sizes.
+    torch, this hardware, these sizes, this optimizer and this precision.
 
     Args:
         graph: A graph captured in this process.
@@ -66,3 +66,8 @@ def _check_here(
     wanted = options.get("micro_batches")
     if wanted is not None and tuple(wanted) != costs.micro_batches:
         raise CostError("it was measured at other micro-batch sizes")
+    if costs.precision != options.get("precision", "fp32"):
+        raise CostError("it was measured in another precision")
+    memory = options.get("parameter_memory") or costs.parameter_memory
+    if costs.optimizer != options.get("optimizer", "adamw") or memory != costs.parameter_memory:
+        raise CostError("it was measured for another optimizer")

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from graphpipe.errors import CostError
+from graphpipe.graph.autocast import operator_of
 from graphpipe.graph.model_graph import BATCH_SIZE_INPUT, ModelGraph, Op
 from graphpipe.graph.program import Program
 
@@ -80,6 +81,15 @@ class OpFacts:
     def nbytes(self) -> int:
         """Bytes of all tensors that it reads and makes."""
         return sum(item.nbytes for item in (*self.tensors, *self.outputs))
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it only describes memory of its arguments anew, and neither reads nor writes."""
+        target, _, _ = operator_of(self.node)
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            return False
+        roots = {item.root for item in self.tensors}
+        return bool(self.outputs) and all(item.root in roots for item in self.outputs)
 
     @property
     def signature(self) -> tuple[object, ...]:

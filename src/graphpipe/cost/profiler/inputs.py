@@ -37,6 +37,8 @@ UNCACHED_BYTES = 32 * 2**20
 """A tensor larger than this evicts itself from every cache."""
 LARGE = 2**18
 """Parameters of more elements are constant: drawing them takes longer than using them."""
+LARGEST_DRAWN = 2**24
+"""Activations of more elements, likewise."""
 
 
 class Arguments:
@@ -96,7 +98,9 @@ class Arguments:
         pattern = self._patterns.get(fact.name)
         if pattern is None:
             limit = self._limits.get(fact.name)
-            pattern = self._patterns[fact.name] = tensor_of(fact, self._device, limit)
+            drawn = not self._facts.is_view
+            pattern = tensor_of(fact, self._device, limit, drawn=drawn)
+            self._patterns[fact.name] = pattern
         if not fresh or fact.nbytes > UNCACHED_BYTES:
             return pattern
         if _is_dense(fact):
@@ -105,7 +109,9 @@ class Arguments:
         return torch.as_strided(flat, fact.shape, fact.stride)
 
 
-def tensor_of(fact: TensorFact, device: torch.device, limit: int | None = None) -> torch.Tensor:
+def tensor_of(
+    fact: TensorFact, device: torch.device, limit: int | None = None, *, drawn: bool = True
+) -> torch.Tensor:
     """A tensor of that shape, stride and dtype with harmless values.
 
     Args:
@@ -113,9 +119,13 @@ def tensor_of(fact: TensorFact, device: torch.device, limit: int | None = None) 
         device: Where.
         limit: For integers: exclusive upper bound of random indices; negative: offsets of bags
             over so many indices; None: zeros.
+        drawn: Whether it gets values at all; an op that only makes a view reads none.
     """
     flat = torch.empty(_extent(fact), dtype=fact.dtype, device=device)
-    if fact.dtype.is_complex or (fact.state and flat.numel() > LARGE):
+    if not drawn:
+        return torch.as_strided(flat, fact.shape, fact.stride)
+    large = flat.numel() > (LARGE if fact.state else LARGEST_DRAWN)
+    if fact.dtype.is_complex or (large and fact.dtype.is_floating_point):
         flat.fill_(0.5)
     elif fact.dtype.is_floating_point:
         flat.uniform_(0.1, 0.9)

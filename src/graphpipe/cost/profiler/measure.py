@@ -12,10 +12,15 @@ from torch.utils import _pytree as pytree
 
 from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.facts import OpFacts
+from graphpipe.cost.profiler.heap import Heap
 from graphpipe.cost.profiler.inputs import UNCACHED_BYTES, Arguments, runner
 from graphpipe.cost.profiler.timing import Clock, Timing
 from graphpipe.graph.autocast import operator_of
 
+SLOW_BANDWIDTH = 5e9
+"""Bytes per second that any memory reaches."""
+MOST_FIXED = 0.05
+"""Share of an op's time at which its parameters' part of it no longer matters."""
 TOGETHER_BYTES = 256 * 2**20
 """Repeats run side by side while their tensors stay below this size in all."""
 
@@ -58,22 +63,30 @@ class Budget:
     """How often an op is repeated.
 
     Attributes:
-        seconds: Time for the repeats of one op at one size.
+        seconds: Time for the repeats of one op at one size, in each of two rounds over all ops.
         most: At most so many repeats, after the warm-up.
         least: At least so many.
         long: An op that takes this many seconds is repeated once, and its warm-up counts.
         longest: An op that would take longer than this is not run where its time per sample was
-            the same at the two sizes before: it then grows in proportion.
+            the same at the two sizes before: it then grows in proportion. One that took longer
+            than this is not repeated, and grows in proportion from there on if little of that
+            time can be due to its parameters, whose size is the same for every micro-batch.
+        again: An op that takes longer than this, or whose tensors exceed a quarter of
+            :data:`TOGETHER_BYTES`, is left out of the second round, whose point is
+            that the whole machine may have been slow during the first.
     """
 
-    seconds: float = 0.03
-    most: int = 12
+    seconds: float = 0.015
+    most: int = 6
     least: int = 2
-    long: float = 0.3
-    longest: float = 1.0
+    again: float = 0.05
+    long: float = 0.1
+    longest: float = 0.4
 
     def repeats(self, once: float) -> int:
         """Repeats of something that takes ``once`` seconds."""
+        if once > self.longest:
+            return 0  # the warm-up is the measurement
         if once > self.long:
             return 1
         return max(self.least, min(self.most, int(self.seconds / max(once, 1e-9))))
@@ -87,14 +100,17 @@ class Meter:
         device: Where.
         evictor: Makes caches as cold as the rest of the model would.
         budget: How often.
+        heap: Keeps memory mapped.
     """
 
     device: torch.device
     evictor: Evictor
     budget: Budget = field(default_factory=Budget)
+    heap: Heap | None = None
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.device)
+        self.heap = self.heap or Heap(self.device)
         self._call_overhead = self._engine_overhead()
 
     def measure(self, facts: OpFacts) -> OpMeasurement:
@@ -106,9 +122,24 @@ class Meter:
         self._check_memory(facts)
         call = runner(facts, self.device)
         arguments = Arguments(facts, self.device, inplace=changes_first_argument(facts))
+        assert self.heap is not None
+        self.heap.warm(0 if facts.is_view else 4 * facts.nbytes)
         with torch.enable_grad():
             first, saved, workspace = self._warm_up(facts, call, arguments)
             return self._repeat(facts, call, arguments, first, saved, workspace)
+
+    def again(self, facts: OpFacts, before: OpMeasurement) -> OpMeasurement:
+        """Measures an op in a second round and returns both together."""
+        call = runner(facts, self.device)
+        arguments = Arguments(facts, self.device, inplace=changes_first_argument(facts))
+        with torch.enable_grad():
+            first = (before.forward.seconds, before.backward.seconds)
+            found = self._repeat(facts, call, arguments, first, before.saved, before.workspace)
+        return replace(
+            found,
+            forward=before.forward.merged(found.forward),
+            backward=before.backward.merged(found.backward),
+        )
 
     def _repeat(
         self,
@@ -128,6 +159,9 @@ class Meter:
             forward.append(first[0])
             backward += [first[1]] if first[1] else []
         gradients: list[torch.Tensor] = []
+        assert self.heap is not None
+        # Copies of arguments, results and what they keep, and the gradients of one repeat.
+        self.heap.warm(0 if facts.is_view else (2 * together + 2) * size)
         while copies > 0:
             # All forwards first: what a backward reads is then as cold as in training.
             group = [arguments.make() for _ in range(min(together, copies))]
@@ -144,7 +178,7 @@ class Meter:
             self.evictor.evict()
             for outputs, wanted in done:
                 if outputs and wanted:
-                    gradients = gradients or [torch.ones_like(item) for item in outputs]
+                    gradients = gradients or self._gradients(facts, outputs)
                     self.evictor.touch(gradients)
                     seconds, _ = self.clock.time(
                         lambda o=outputs, w=wanted, g=gradients: torch.autograd.grad(  # type: ignore[misc]
@@ -182,13 +216,19 @@ class Meter:
         outputs = _with_gradient(result)
         back = 0.0
         if outputs and wanted:
-            gradients = [torch.ones_like(item) for item in outputs]
+            gradients = self._gradients(facts, outputs)
             back, _ = self.clock.time(
                 lambda: torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
             )
         made = sum(item.nbytes for item in facts.outputs)
         peak = self._peak()
         return (seconds, back), saved, max(0, peak - before - made) if peak >= 0 else -1
+
+    @staticmethod
+    def _gradients(facts: OpFacts, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Made-up gradients; a view hands its gradient on without reading it."""
+        make = torch.empty_like if facts.is_view else torch.ones_like
+        return [make(item) for item in outputs]
 
     def _reset_peak(self) -> int:
         if self.device.type != "cuda":
@@ -239,8 +279,12 @@ class Meter:
                 pairs = [(base, other)] * 3
             else:
                 pairs = [(base.clone(), other.clone()) for _ in range(4)]
+            assert self.heap is not None
+            self.heap.warm(3 * base.nbytes)
             self.evictor.evict()
             for left, right in pairs:
+                # A gradient that was just computed; the sum so far waits in memory.
+                self.evictor.touch([right] if inplace else [left, right])
                 if inplace:
                     seconds, _ = self.clock.time(lambda a=left, b=right: a.add_(b))  # type: ignore[misc]
                 else:
@@ -250,7 +294,10 @@ class Meter:
 
 
 def extrapolated(
-    size: int, before: Sequence[tuple[int, OpMeasurement]], budget: Budget
+    size: int,
+    before: Sequence[tuple[int, OpMeasurement]],
+    budget: Budget,
+    state_bytes: int | None = None,
 ) -> OpMeasurement | None:
     """The measurement of a long op at a larger size, where it grows in proportion; else None.
 
@@ -258,18 +305,24 @@ def extrapolated(
         size: The larger size, samples.
         before: (size, measurement) of the same op at smaller sizes, ascending.
         budget: Says what is long, and too long.
+        state_bytes: Bytes of its parameters; None: not known.
     """
-    if len(before) < 2:
+    if not before:
         return None
-    (small, first), (large, second) = before[-2:]
+    large, second = before[-1]
+    seconds = second.forward.seconds + second.backward.seconds
     grown = size / large
-    if second.forward.seconds + second.backward.seconds < budget.long:
+    if seconds < budget.long or seconds * grown < budget.longest:
         return None
-    if (second.forward.seconds + second.backward.seconds) * grown < budget.longest:
-        return None
-    for a, b in ((first.forward, second.forward), (first.backward, second.backward)):
-        if abs(a.seconds / small * large - b.seconds) > 0.1 * b.seconds:
+    # Weights are read twice, their gradient is written and added up.
+    fixed = None if state_bytes is None else 4 * state_bytes / SLOW_BANDWIDTH
+    if not (seconds > budget.longest and fixed is not None and fixed < MOST_FIXED * seconds):
+        if len(before) < 2:
             return None
+        small, first = before[-2]
+        for a, b in ((first.forward, second.forward), (first.backward, second.backward)):
+            if abs(a.seconds / small * large - b.seconds) > 0.1 * b.seconds:
+                return None
     return OpMeasurement(
         Timing(second.forward.seconds * grown, second.forward.spread),
         Timing(second.backward.seconds * grown, second.backward.spread),

@@ -13,8 +13,16 @@ import torch
 from graphpipe.cost.hardware import hardware
 from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.facts import OpFacts, facts_at, program_of
-from graphpipe.cost.profiler.measure import Budget, Meter, OpMeasurement, extrapolated
-from graphpipe.cost.profiler.optimizer import optimizer_seconds_per_byte
+from graphpipe.cost.profiler.heap import kept_heap
+from graphpipe.cost.profiler.measure import (
+    TOGETHER_BYTES,
+    Budget,
+    Meter,
+    OpMeasurement,
+    extrapolated,
+)
+from graphpipe.cost.profiler.neighbours import busy_neighbours
+from graphpipe.cost.profiler.optimizer import OptimizerCosts, optimizer_costs
 from graphpipe.cost.profiler.slices import (
     Correction,
     SliceMeasurement,
@@ -63,6 +71,7 @@ def profile(
     budget: Budget | None = None,
     correction_seconds: float = 3.0,
     progress: Progress | None = None,
+    neighbours: int = 0,
 ) -> CostTable:
     """Measures every distinct op of a captured graph, forward and backward apart.
 
@@ -84,6 +93,9 @@ def profile(
         budget: How often each op is repeated.
         correction_seconds: About how long to measure slices; 0: not at all.
         progress: Called before each measurement.
+        neighbours: Other workers that will compute on this host at the same time. So many
+            processes measure the same model on other cores meanwhile, without end, since cores
+            share caches and memory bandwidth. CPU only.
 
     Returns:
         Times in seconds, sizes in bytes; sizes at which an op ran out of memory are inf, with
@@ -98,9 +110,16 @@ def profile(
     if not sizes or sizes[0] < 1 or list(sizes) != sorted(set(sizes)):
         raise CostError("Micro-batch sizes must be positive and ascend", got=sizes)
     program_of(graph)
-    return _Profiler(
-        graph, place, sizes, precision, budget or Budget(), correction_seconds, progress
-    ).run(kind, optimizer, parameter_memory)
+
+    def measured(progress: Progress | None) -> CostTable:
+        return _Profiler(
+            graph, place, sizes, precision, budget or Budget(), correction_seconds, progress
+        ).run(kind, optimizer, parameter_memory)
+
+    if not neighbours or place.type != "cpu":
+        return measured(progress)
+    with busy_neighbours(neighbours, lambda: measured(None)):
+        return measured(progress)
 
 
 class _Profiler:
@@ -135,17 +154,20 @@ class _Profiler:
         memory = parameter_memory or ParameterMemory.for_optimizer(optimizer, self._precision)
         found = hardware(self._device)
         name = kind or found.kind
-        with self._autocast():
+        with self._autocast(), kept_heap(self._device) as heap:
+            self._meter.heap = heap
             columns = [_Column(size, facts_at(self._graph, size)) for size in self._sizes]
             self._measure(columns)
             forward, backward = self._times(columns)
             slices = self._measure_slices(columns, forward[0], backward[0])
+            step = self._optimizer(optimizer)
         forward_fix, backward_fix = self._corrections(slices)
         has_backward = backward[0][:, :1] > 0
         seconds = DeviceCosts(
             forward[0] + forward_fix.overhead * self._counts(columns),
             np.where(has_backward, backward[0] + backward_fix.overhead, 0.0),
-            optimizer_seconds_per_byte(optimizer, self._device, self._meter.clock),
+            step.per_byte,
+            step.per_tensor,
         )
         return self._table(
             columns,
@@ -155,6 +177,7 @@ class _Profiler:
             {name: (forward_fix.factor, backward_fix.factor)},
             memory,
             found.description,
+            optimizer,
         )
 
     def _measure(self, columns: Sequence[_Column]) -> None:
@@ -166,21 +189,24 @@ class _Profiler:
                 if not _is_free(facts) and facts.signature not in seen:
                     seen.add(facts.signature)
                     jobs.append((column, facts))
-        longer, budget = 0, self._meter.budget
+        longer, budget, total = 0, self._meter.budget, 2 * len(jobs)
         for done, (column, facts) in enumerate(jobs):
-            if self._progress is not None:
-                self._progress(done, len(jobs), f"{facts.op.target} at {column.micro_batch}")
-            grown = extrapolated(column.micro_batch, self._before(columns, column, facts), budget)
+            self._tell(done, total, f"{facts.op.target} at {column.micro_batch}")
+            known = self._before(columns, column, facts)
+            state = sum(item.nbytes for item in facts.tensors if item.state)
+            grown = extrapolated(column.micro_batch, known, budget, state)
             if grown is not None:
                 longer += 1
             self._known[facts.signature] = grown or self._one(facts, column.micro_batch)
+        for done, (column, facts) in enumerate(jobs, len(jobs)):
+            self._tell(done, total, f"{facts.op.target} at {column.micro_batch} again")
+            self._again(facts)
         if longer:
             self._notes.append(
                 f"{longer} measurements of long ops are extrapolated from smaller sizes, where "
                 "their time per sample was constant"
             )
-        if self._progress is not None:
-            self._progress(len(jobs), len(jobs), "whole slices")
+        self._tell(total, total, "whole slices")
         for column in columns:
             for name, facts in column.facts.items():
                 if not _is_free(facts):
@@ -189,6 +215,23 @@ class _Profiler:
                         self._exclusions.append(
                             Exclusion(name, column.micro_batch, "out of memory")
                         )
+
+    def _tell(self, done: int, total: int, what: str) -> None:
+        if self._progress is not None:
+            self._progress(done, total, what)
+
+    def _again(self, facts: OpFacts) -> None:
+        """The second round of an op that is not too long for it."""
+        before = self._known[facts.signature]
+        if before is None or facts.nbytes > TOGETHER_BYTES // 4:
+            return
+        if before.forward.seconds + before.backward.seconds > self._meter.budget.again:
+            return
+        try:
+            self._known[facts.signature] = self._meter.again(facts, before)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
 
     def _before(
         self, columns: Sequence[_Column], column: _Column, facts: OpFacts
@@ -269,6 +312,17 @@ class _Profiler:
                 total += self._sums[key].seconds
         return total
 
+    def _optimizer(self, name: str) -> OptimizerCosts:
+        """The optimizer step, less the additions into ``.grad`` that the first micro-batch of
+        an iteration does not make."""
+        step = optimizer_costs(name, self._graph, self._device, self._meter.clock, self._evictor)
+        additions = [
+            (item.nbytes, self._sums[key].seconds)
+            for item in self._graph.parameters
+            if (key := ("accumulate", item.shape, getattr(torch, item.dtype))) in self._sums
+        ]
+        return step.without_first(additions, self._meter.accumulate((1,), torch.float32).seconds)
+
     def _counts(self, columns: Sequence[_Column]) -> FloatArray:
         """1 for each op that is called, [ops, 1]; prep ops and items of tuples are not."""
         measured = columns[0].measured
@@ -348,6 +402,7 @@ class _Profiler:
         corrections: dict[str, tuple[float, float]],
         memory: ParameterMemory,
         host: str,
+        optimizer: str,
     ) -> CostTable:
         outputs = [
             through({c.micro_batch: _output_bytes(c.facts[op.name]) for c in columns})
@@ -374,6 +429,8 @@ class _Profiler:
             spreads={name: spreads},
             hosts={name: host},
             torch_version=torch.__version__,
+            optimizer=optimizer,
+            precision=self._precision,
         )
 
     def _saved(self, name: str, columns: Sequence[_Column]) -> dict[str, Size]:
