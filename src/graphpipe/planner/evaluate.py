@@ -30,7 +30,13 @@ class Score(NamedTuple):
 
 
 def score(
-    space: Space, layout: Layout, *, rounds: int = 1, most_tasks: int | None = None
+    space: Space,
+    layout: Layout,
+    *,
+    rounds: int = 1,
+    most_tasks: int | None = None,
+    enough_ns: float = 0.0,
+    hopeless_ns: float = float("inf"),
 ) -> Score | None:
     """Schedules a layout.
 
@@ -39,6 +45,8 @@ def score(
         layout: The layout.
         rounds: Backward-forward rounds.
         most_tasks: Schedule only about so many tasks where there are more.
+        enough_ns: No rounds for a schedule that is as short as this without,
+        hopeless_ns: nor for one that is longer than this.
 
     Returns:
         None if the layout is not legal.
@@ -58,34 +66,59 @@ def score(
             if rank in number:
                 after[number[rank]] = round(extra)
     waits = delays(space, problem, far=layout.far)
-    stages = tuple(
-        stage._replace(devices=tuple(number[rank] for rank in stage.devices))
-        for stage in problem.stages
-    )
     samples = problem.samples
     shorter = samples if most_tasks is None else _shorter(problem, most_tasks)
     small = PipelineProblem(
-        tuple(stage._replace(in_flight=min(stage.in_flight, shorter)) for stage in stages)
-        if shorter < samples
-        else stages,
+        tuple(
+            stage._replace(
+                in_flight=min(stage.in_flight, shorter),
+                devices=tuple(number[rank] for rank in stage.devices),
+            )
+            for stage in problem.stages
+        ),
         problem.edges,
         shorter,
         len(used),
     )
-    found = reschedule(small, waits, after, rounds)
+    # More slack than there are samples, or another way to say the same, changes nothing.
+    key = (small.stages, small.edges, samples, shorter, tuple(waits), tuple(after), rounds)
+    if key in space.scores:
+        known = space.scores[key]
+        return None if known is None else _on_ranks(known, used, space.cluster.world_size)
+    beyond = round(_busiest(small) * (samples - shorter) / shorter) if shorter < samples else 0
+    found = reschedule(
+        small,
+        waits,
+        after,
+        rounds,
+        enough_ns=enough_ns - beyond,
+        hopeless_ns=hopeless_ns - beyond,
+    )
     if found is None:
+        space.scores[key] = None
         return None
     timed, graph = found
-    finish = timed.finish_ns
-    if shorter < samples:
-        busy = [0] * len(used)
-        for rank, line in enumerate(timed.lines):
-            busy[rank] = sum([graph.duration[t] for t in line])
-        finish += round(max(busy) * (samples - shorter) / shorter)
-    lines: list[list[int]] = [[] for _ in range(space.cluster.world_size)]
+    result = Score(timed.finish_ns + beyond, timed, graph, shorter == samples)
+    space.scores[key] = result
+    return _on_ranks(result, used, space.cluster.world_size)
+
+
+def _on_ranks(found: Score, used: list[int], world: int) -> Score:
+    """The lists of a schedule under the numbers of its ranks in the cluster."""
+    lines: list[list[int]] = [[] for _ in range(world)]
     for i, rank in enumerate(used):
-        lines[rank] = timed.lines[i]
-    return Score(finish, timed._replace(lines=lines), graph, shorter == samples)
+        lines[rank] = found.timed.lines[i]
+    return found._replace(timed=found.timed._replace(lines=lines))
+
+
+def _busiest(problem: PipelineProblem) -> float:
+    """Nanoseconds that the tasks of the busiest rank take."""
+    busy = [0.0] * problem.world_size
+    for stage in problem.stages:
+        tasks = problem.samples / stage.micro_batch
+        for rank in stage.devices:
+            busy[rank] += tasks / stage.replicas * (stage.forward_ns + stage.backward_ns)
+    return max(busy)
 
 
 def _shorter(problem: PipelineProblem, most_tasks: int) -> int:

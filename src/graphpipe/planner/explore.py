@@ -31,6 +31,9 @@ from graphpipe.planner.seeds import (
 )
 from graphpipe.planner.space import Space
 
+Progress = Callable[[int, float], None]
+"""Told (candidates judged, seconds of the best iteration) now and then."""
+
 
 @dataclass
 class Found:
@@ -61,7 +64,7 @@ class Search:
     freedom: Freedom
     budget: int = 800
     stop: Callable[[], bool] = lambda: False
-    progress: Callable[[int, float], None] | None = None
+    progress: Progress | None = None
     judged: int = 0
     scheduled: int = 0
     stopped: bool = False
@@ -217,12 +220,19 @@ class Search:
         count = 0 if structure is None else len(structure.stages)
         return 2 * count * -(-self.space.samples(layout.copies) // layout.micro_batch)
 
-    def _judge(self, layout: Layout, point: Plane) -> Found | None:
-        """Schedules a layout (once) and keeps it if it is the best."""
+    def _judge(self, layout: Layout, point: Plane, expected_ns: float) -> Found | None:
+        """Schedules a layout (once), that the estimate expects to take so long, and keeps it if
+        it is the best."""
         known = self.found.get(layout)
         if known is not None:
             return known
-        result = score(self.space, layout, most_tasks=_MOST_TASKS)
+        result = score(
+            self.space,
+            layout,
+            most_tasks=_MOST_TASKS,
+            enough_ns=_GOOD_ENOUGH * expected_ns,
+            hopeless_ns=_HOPELESS * self.best.score.iteration_ns if self.best else float("inf"),
+        )
         self.scheduled += 1
         if result is None:
             return None
@@ -257,13 +267,13 @@ class Search:
                 continue
             if not self._go_on() and self.best is not None:
                 return
-            found = self._judge(seed.layout, seed.point)
+            found = self._judge(seed.layout, seed.point, seed.estimate.iteration_ns)
             if found is None:
                 continue
             if found.score.iteration_ns > 1.002 * seed.estimate.iteration_ns:
                 layout = seed.layout._replace(slack=seed.layout.slack + 1)
                 if self._fits(layout):
-                    self._judge(layout, seed.point)
+                    self._judge(layout, seed.point, seed.estimate.iteration_ns)
 
     def _fits(self, layout: Layout) -> bool:
         value = estimate(self.space, layout)
@@ -290,7 +300,7 @@ class Search:
                     continue
                 if not self._go_on():
                     return
-                self._judge(seed.layout, seed.point)
+                self._judge(seed.layout, seed.point, seed.estimate.iteration_ns)
                 if self.best is not before:
                     break
 
@@ -358,6 +368,10 @@ _CLIMBED = 3
 _CLIMB_ROUNDS = 12
 _MOST_TASKS = 3000
 _TASKS_PER_UNIT = 40
+_GOOD_ENOUGH = 1.001
+_HOPELESS = 1.25
+"""A schedule is not improved further if it is so close to the estimate, or so far above the
+best: backward-forward rounds were seen to gain up to a fifth."""
 _TOO_MANY_TASKS = 12_000
 """Schedules with more tasks are considered only if there are no others: they take seconds to
 simulate, and minutes of overhead to run."""

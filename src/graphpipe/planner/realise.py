@@ -7,27 +7,39 @@ from collections.abc import Sequence
 from graphpipe.plan.assemble import StageChoice, assemble
 from graphpipe.plan.plan import Plan
 from graphpipe.planner.explore import Found
-from graphpipe.planner.lower_bound import lower_bound
 from graphpipe.planner.space import Space
 from graphpipe.simulate.light import simulate_problem
 from graphpipe.simulate.predict import with_prediction
 
 
-def realise(
-    space: Space, finalists: Sequence[Found], *, notes: Sequence[str] = (), planner: str = "gpp"
+def realised(
+    space: Space,
+    found: Found,
+    *,
+    notes: Sequence[str] = (),
+    planner: str = "gpp",
+    lower_bound_ns: int = 0,
 ) -> Plan:
-    """The best of the finalists under full simulation with contention, as a plan.
+    """A scheduled layout as a plan, with the prediction of a full simulation.
 
     Args:
-        space: The search space that they come from.
-        finalists: At least one.
+        space: The search space that it comes from.
+        found: The layout, all of its tasks scheduled.
         notes: Remarks for the user.
         planner: Name of the planner.
+        lower_bound_ns: What no plan can beat.
     """
-    graph = space.units.graph
-    bound = lower_bound(graph, space.units.costs, space.cluster, space.batch_size).nanoseconds
-    best = min(finalists, key=lambda found: (contended_ns(space, found), found.key))
-    return with_prediction(to_plan(space, best, notes, planner), lower_bound_ns=bound)
+    return with_prediction(to_plan(space, found, notes, planner), lower_bound_ns=lower_bound_ns)
+
+
+def by_contention(space: Space, finalists: Sequence[Found]) -> Found:
+    """The fastest of some scheduled layouts where messages share links and network cards."""
+    best, shortest = finalists[0], float("inf")
+    for found in sorted(finalists, key=lambda f: f.key):
+        # Contention only adds to what a schedule takes without.
+        if found.score.iteration_ns < shortest and (taken := contended_ns(space, found)) < shortest:
+            best, shortest = found, taken
+    return best
 
 
 def contended_ns(space: Space, found: Found) -> int:
@@ -44,11 +56,12 @@ def contended_ns(space: Space, found: Found) -> int:
     optimizer = [0] * space.cluster.world_size
     for part, stages in enumerate(structure.of_part):
         nbytes = sum(structure.facts[s].gradient for s in stages)
+        tensors = sum(structure.facts[s].gradient_tensors for s in stages)
         if nbytes and len(ranks[part]) > 1:
             groups.append((ranks[part], round(nbytes)))
         for rank in ranks[part]:
-            per_byte = costs.device_costs(devices[rank].kind).optimizer_seconds_per_byte
-            optimizer[rank] = round(nbytes * per_byte * 1e9)
+            seconds = costs.device_costs(devices[rank].kind).optimizer_seconds(nbytes, tensors)
+            optimizer[rank] = round(seconds * 1e9)
     problem = space.problem(layout)
     assert problem is not None
     return simulate_problem(

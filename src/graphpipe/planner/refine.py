@@ -228,6 +228,7 @@ def _moves(
     spare = order[:3]
     scored: list[tuple[float, float, tuple[tuple[int, int], ...]]] = []
     cost_here = costs[replicas[worst]]
+    at_edge: dict[int, list[int]] = {}
     for u in mine:
         around = {assign[v] for v in (*units.predecessors[u], *units.successors[u])} - {worst}
         # A unit inside a stage may leave it too, but a unit at its edge costs no new message.
@@ -242,18 +243,16 @@ def _moves(
                 penalty = 0.02 * limit if q not in around else 0.0
                 scored.append((top + penalty, float(u), ((u, q),)))
             elif q in around:
-                for v in (*units.predecessors[u], *units.successors[u]):
-                    if assign[v] != q:
+                if q not in at_edge:
+                    at_edge[q] = _edge_units(space, assign, q, worst)
+                table = costs[replicas[q]]
+                for w in at_edge[q]:
+                    gain = cost_here[u] - cost_here[w]
+                    if gain <= 0:
                         continue
-                    for w in _edge_units(space, assign, q, worst):
-                        gain = cost_here[u] - cost_here[w]
-                        if gain <= 0:
-                            continue
-                        table = costs[replicas[q]]
-                        both = max(limit - gain, load[q] + table[u] - table[w])
-                        if both < limit:
-                            scored.append((both, float(u), ((u, q), (w, worst))))
-                    break
+                    both = max(limit - gain, load[q] + table[u] - table[w])
+                    if both < limit:
+                        scored.append((both, float(u), ((u, q), (w, worst))))
     scored.sort()
     seen = set()
     for _, _, changes in scored:

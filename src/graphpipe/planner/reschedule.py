@@ -50,6 +50,8 @@ def reschedule(
     order: Sequence[Sequence[int]] = (),
     priority: Priority = "sample",
     lead: Sequence[int] | None = None,
+    enough_ns: float = 0.0,
+    hopeless_ns: float = float("inf"),
 ) -> tuple[Timed, TaskGraph] | None:
     """Schedules the tasks of one copy.
 
@@ -61,6 +63,8 @@ def reschedule(
         order: Lists of task numbers that must run one after the other in this order.
         priority: Of the first forward pass, see :func:`~graphpipe.plan.builders.list_schedule`.
         lead: Likewise.
+        enough_ns: No more rounds once the schedule is as short as this.
+        hopeless_ns: Nor if the first pass is longer than this.
 
     Returns:
         The best schedule found, and its tasks; None if the in-flight bounds or the order
@@ -77,6 +81,8 @@ def reschedule(
     if stalled:
         return None
     best = Timed(lines, end, _finish(graph, lines, end, after_ns))
+    if best.finish_ns <= enough_ns or best.finish_ns > hopeless_ns:
+        return best, graph
     if rounds:
         turned, turned_far = _turn(graph, far)
     shift = graph.count.bit_length()
@@ -98,7 +104,7 @@ def reschedule(
         finish = _finish(graph, lines, end, after_ns)
         if finish < best.finish_ns:
             best = Timed(lines, end, finish)
-        if best.finish_ns >= before:
+        if best.finish_ns >= before or best.finish_ns <= enough_ns:
             break
     return best, graph
 

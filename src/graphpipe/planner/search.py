@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from graphpipe.cost.cluster import Cluster
@@ -11,11 +10,14 @@ from graphpipe.cost.table import CostTable
 from graphpipe.errors import CostError, PlanError
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.plan.plan import Plan
+from graphpipe.planner.collector import no_collection
 from graphpipe.planner.constraints import Constraints, Resolved, resolve
-from graphpipe.planner.explore import Found, Search
+from graphpipe.planner.explore import Progress
+from graphpipe.planner.fitting import Outcome, fitting_plan
 from graphpipe.planner.infeasible import check_sizes, no_plan
-from graphpipe.planner.realise import realise
+from graphpipe.planner.patience import Patience
 from graphpipe.planner.seeds import Freedom
+from graphpipe.planner.shared_search import better
 from graphpipe.planner.space import Space
 from graphpipe.planner.splitting import better_of_both
 from graphpipe.planner.unit_graph import UnitGraph, build_units
@@ -26,10 +28,8 @@ DEFAULT_BUDGET = 800
 
 _LEAST_USED = 0.8
 
-_MEMORY_ROUNDS = 6
-"""Searches, each with a larger margin, until a plan fits at its peak as well."""
-
-Progress = Callable[[int, float], None]
+_SHARED_SHARE = 2
+"""Of the budget, what the search among shared devices may spend."""
 
 
 def plan(
@@ -46,7 +46,7 @@ def plan(
     coupled: Literal["mini_batch", "micro_batch"] = "mini_batch",
     constraints: Constraints | None = None,
     stages: int | None = None,
-    families: Sequence[str] = ("graph", "chain"),
+    families: Sequence[str] = ("graph", "chain", "shared"),
     budget: int = DEFAULT_BUDGET,
     time_limit: float | None = None,
     progress: Progress | None = None,
@@ -55,8 +55,9 @@ def plan(
 ) -> Plan:
     """Searches for the plan with the shortest simulated iteration.
 
-    The same input gives the same plan, unless ``time_limit`` cuts the search short; the plan
-    then says so in its notes.
+    The same input gives the same plan, unless ``time_limit`` or an interrupt (Ctrl-C) cuts the
+    search short: then the best plan so far is returned, and says so in its notes. An interrupt
+    before there is any plan is let through.
 
     Args:
         graph: The model and its loss.
@@ -73,7 +74,8 @@ def plan(
         constraints: Further demands.
         stages: Exactly so many parts, one device each (with ``replicas=False``).
         families: ``graph``, ``chain`` and ``sequential``, see
-            :class:`~graphpipe.planner.seeds.Freedom`.
+            :class:`~graphpipe.planner.seeds.Freedom`, and ``shared``: stages with layouts of
+            their own on the same devices, see :mod:`~graphpipe.planner.shared_search`.
         budget: The most candidates to judge.
         time_limit: Seconds after which the best so far is returned.
         progress: Called now and then with (candidates judged, seconds of the best iteration).
@@ -113,47 +115,28 @@ def plan(
     freedom = _freedom(
         space, micro_batches, copies, replicas, recompute, families, stages, cluster.world_size
     )
-    deadline = None if time_limit is None else time.monotonic() + time_limit
-    stop = (lambda: False) if deadline is None else (lambda: time.monotonic() > deadline)
-    for _ in range(_MEMORY_ROUNDS):
-        search = Search(space, freedom, budget=budget, stop=stop, progress=progress)
-        if search.run() is None:
-            break
-        notes = []
-        if search.stopped:
-            notes.append(
-                f"The search was stopped at its time limit of {time_limit:g} s, after "
-                f"{search.judged} candidates."
+    patience = Patience(time_limit)
+    with no_collection():
+        outcome = Outcome(None)
+        if freedom.families:
+            outcome = fitting_plan(
+                space, freedom, budget=budget, patience=patience, progress=progress
             )
-        found = realise(space, finalists(search), notes=notes)
-        over = _over_memory(space, found)
-        if over <= 0:
-            return found
-        # Candidates are judged by an estimate, which leaves out what messages take.
-        space.margin += over
-    raise no_plan(space, search.best_lacking, recompute)
-
-
-def _over_memory(space: Space, found: Plan) -> float:
-    """Bytes by which a plan exceeds what it may use of a device, at its simulated peak."""
-    assert found.prediction is not None
-    peaks = found.prediction.peak_memory
-    return max(peak - room for peak, room in zip(peaks, space.memory, strict=True))
-
-
-def finalists(search: Search, count: int = 3) -> list[Found]:
-    """The best schedules of different stages, the best first."""
-    out: list[Found] = []
-    seen: set[tuple[tuple[int, ...], int, bool]] = set()
-    for found in sorted(search.found.values(), key=lambda f: f.key):
-        layout = found.layout
-        key = (layout.assign, layout.micro_batch, layout.merged)
-        if key not in seen:
-            seen.add(key)
-            out.append(search.exact(found))
-        if len(out) == count or not found.score.exact:
-            break
-    return out
+        best = outcome.plan
+        if "shared" in families and not patience.interrupted:
+            room, space.margin = space.margin, 0.0
+            with patience.guarded(lambda: best is not None):
+                other = better(
+                    space, freedom, best, budget=_SHARED_SHARE * budget, stop=patience.stop
+                )
+                best = other if other is not None else best
+            space.margin = room
+        if best is None:
+            raise no_plan(space, freedom, outcome)
+        if patience.interrupted and not any("interrupted" in note for note in best.notes):
+            notes = (*best.notes, "The search was interrupted: the best so far.")
+            best = best.model_copy(update={"notes": notes})
+        return best
 
 
 def make_space(
@@ -249,12 +232,12 @@ def _freedom(
     if recompute not in (True, False, "auto"):
         raise PlanError("Unknown choice", where="recompute", expected="True, False or 'auto'",
                         got=repr(recompute))  # fmt: skip
-    unknown = set(families) - {"graph", "chain", "sequential"}
+    unknown = set(families) - {"graph", "chain", "sequential", "shared"}
     if unknown or not families:
         raise PlanError(
             "Unknown family of plans",
             where="families",
-            expected="graph, chain or sequential",
+            expected="graph, chain, sequential or shared",
             got=", ".join(sorted(unknown)) or "none",
         )
     if micro_batches is not None:
@@ -288,7 +271,7 @@ def _freedom(
         micro_batches=None if micro_batches is None else tuple(sorted({*micro_batches})),
         replicas=sizes,
         recompute=recompute,
-        families=tuple(families),
+        families=tuple(name for name in families if name != "shared"),
         parts=stages,
     )
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from graphpipe.graph.series_parallel import Tree, decompose
 from graphpipe.planner.constructive import Cut, cut, orders
 from graphpipe.planner.estimate import Estimate, estimate
 from graphpipe.planner.layout import Layout
 from graphpipe.planner.space import Space
+
+Row = NDArray[np.floating[Any]]
+"""A number for every unit."""
 
 _LEAST_MOST = 64
 _PER_DEVICE = 8
@@ -103,13 +109,14 @@ def planes(space: Space, freedom: Freedom, *, tiny: bool = False) -> list[Plane]
                     continue
                 for even in (True, False) if max(freedom.replicas) > 1 < devices else (True,):
                     point = Plane(0.0, copies, devices, far, batch, even)
-                    costs = part_costs(space, point, freedom.replicas)
+                    rows = {r: _cost_row(space, point, r) for r in freedom.replicas}
+                    costs = {r: row for r, row in rows.items() if row is not None}
                     if not costs or (not even and len(costs) == 1):
                         continue
-                    total = top = 0.0
-                    for row in zip(*costs.values(), strict=True):
-                        total += min([r * t for r, t in zip(costs, row, strict=True)])
-                        top = max(top, min(row))
+                    table = np.array(list(costs.values()))
+                    sizes_of_part = np.array(list(costs))[:, None]
+                    total = float((table * sizes_of_part).min(axis=0).sum())
+                    top = float(table.min(axis=0).max())
                     # Filling and draining cost a device about half of a micro-batch's way, and
                     # nothing where all devices are one part.
                     way = min(
@@ -138,35 +145,49 @@ def _longest(space: Space, batch: int) -> float:
 
 def part_costs(space: Space, point: Plane, replicas: Iterable[int]) -> dict[int, list[float]]:
     """For each size of part the nanoseconds that each unit adds to it in one iteration."""
+    out: dict[int, list[float]] = {}
+    for r in replicas:
+        row = _cost_row(space, point, r)
+        if row is not None:
+            out[r] = row.tolist()
+    return out
+
+
+def _cost_row(space: Space, point: Plane, r: int) -> Row | None:
+    """The costs of a part of ``r`` devices; None if there are too few devices or samples."""
     samples = space.samples(point.copies)
+    if r > point.devices:
+        return None
+    size = point.batch // r if point.even and point.batch % r == 0 else point.batch
+    if size < 1 or (size != point.batch // r and r > 1 and size * r > samples):
+        return None
+    key = (point.copies, point.devices, point.far, size, r)
+    found = space.rows.get(key)
+    if found is not None:
+        return found
     units = space.units
     slots = space.slots(point.copies, point.devices, point.far)
     fastest = max(space.kinds, key=lambda kind: (space.speed[kind], kind))
-    optimizer = units.costs.device_costs(fastest).optimizer_seconds_per_byte * 1e9
-    out: dict[int, list[float]] = {}
-    for r in replicas:
-        if r > point.devices:
-            continue
-        size = point.batch // r if point.even and point.batch % r == 0 else point.batch
-        if size < 1 or (size != point.batch // r and r > 1 and size * r > samples):
-            continue
-        rounds = -(-samples // (size * r))
-        forward, backward = units.times(fastest, size)
+    reduced = np.array(units.optimizer_ns(fastest))
+    if r * point.copies > 1:
         ranks = tuple(rank for slot in slots[-r:] for rank in slot)
-        per_byte = optimizer + space.cluster.all_reduce_seconds(ranks, 1e9)
-        out[r] = [
-            rounds * (f + b) + per_byte * g
-            for f, b, g in zip(forward, backward, units.gradient_bytes, strict=True)
-        ]
-        for u, fixed in enumerate(space.fixed):
-            if fixed:
-                own_forward, own_backward = units.times(fastest, fixed)
-                helpers = 1 if fixed >= space.batch_size else r
-                turns = -(-samples // (fixed * helpers))
-                out[r][u] = (
-                    turns * (own_forward[u] + own_backward[u]) + per_byte * units.gradient_bytes[u]
-                )
-    return out
+        per_byte = space.all_reduce_ns(ranks, 1e9) * 1e-9
+        reduced += per_byte * np.array(units.gradient_bytes)
+    rounds = -(-samples // (size * r))
+    row = rounds * _both_ways(space, fastest, size) + reduced
+    for u, fixed in enumerate(space.fixed):
+        if fixed:
+            helpers = 1 if fixed >= space.batch_size else r
+            turns = -(-samples // (fixed * helpers))
+            row[u] = turns * _both_ways(space, fastest, fixed)[u] + reduced[u]
+    space.rows[key] = row
+    return row
+
+
+def _both_ways(space: Space, kind: str, size: int) -> Row:
+    """Forward and backward nanoseconds of every unit."""
+    forward, backward = space.units.times(kind, size)
+    return np.array(forward, dtype=np.float64) + np.array(backward, dtype=np.float64)
 
 
 class Orders:

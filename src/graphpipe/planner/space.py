@@ -8,11 +8,14 @@ many micro-batch sizes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from graphpipe.cost.cluster import Cluster
 from graphpipe.plan.in_flight import in_flight_bounds
@@ -121,6 +124,8 @@ class Space:
         margin: Bytes of each device to leave free: what the estimate of memory does not count
             (messages under way). ``memory`` is unchanged by it.
         ways: A memo of :mod:`graphpipe.planner.seeds`.
+        rows: Another.
+        scores: A memo of :mod:`graphpipe.planner.evaluate`.
     """
 
     units: UnitGraph
@@ -131,9 +136,14 @@ class Space:
     pin: dict[int, int] = field(default_factory=dict)
     margin: float = 0.0
     ways: dict[int, float] = field(default_factory=dict)
+    rows: dict[tuple[int, int, bool, int, int], NDArray[np.floating[Any]]] = field(
+        default_factory=dict
+    )
+    scores: dict[Hashable, Any] = field(default_factory=dict)
     _structures: dict[tuple[tuple[int, ...], bool], Structure | None] = field(default_factory=dict)
     _times: dict[tuple[tuple[int, ...], str, int], tuple[int, int]] = field(default_factory=dict)
     _slots: dict[tuple[int, int, bool], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    _reductions: dict[tuple[tuple[int, ...], float], float] = field(default_factory=dict)
 
     @cached_property
     def any_whole(self) -> bool:
@@ -154,6 +164,18 @@ class Space:
         }
         fastest = min(total.values())
         return {kind: fastest / time for kind, time in total.items()}
+
+    def all_reduce_ns(self, ranks: tuple[int, ...], nbytes: float) -> float:
+        """Nanoseconds of an all-reduce; moves ask for the same ones again and again."""
+        if len(ranks) < 2:
+            return 0.0
+        key = (ranks, nbytes)
+        found = self._reductions.get(key)
+        if found is None:
+            if len(self._reductions) > 50_000:
+                self._reductions.clear()
+            found = self._reductions[key] = self.cluster.all_reduce_seconds(ranks, nbytes) * 1e9
+        return found
 
     def samples(self, copies: int) -> int:
         """Samples of the largest copy."""

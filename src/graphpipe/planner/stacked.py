@@ -331,16 +331,8 @@ class Hosting:
         fact, size = self.facts[s], self.candidate.stages[s].micro_batch
         work = fact.workspace_fixed + fact.workspace_bytes * size
         if self.candidate.stages[s].recompute:
-            return fact.input_fixed + fact.input_bytes * size + self._handed_on[s] * size, work
+            return fact.input_fixed + fact.input_bytes * size, work
         return self._saved(s), work
-
-    @cached_property
-    def _handed_on(self) -> list[float]:
-        """Bytes per sample that a stage sends on, which live until its backward."""
-        out = [0.0] * len(self.facts)
-        for edge in self.edges:
-            out[edge.source] = max(out[edge.source], edge.forward_bytes)
-        return out
 
     @cached_property
     def _base_bytes(self) -> list[float]:
@@ -422,7 +414,7 @@ class Hosting:
             return 0.0
         size = stage.micro_batch
         lane = lane_bound(self.bounds[1][s], len(stage.slots), size)
-        kept = fact.input_fixed + (fact.input_bytes + self._handed_on[s]) * size
+        kept = fact.input_fixed + fact.input_bytes * size
         return (lane - 1) * self._saved(s) - lane * kept
 
     def recompute_ns(self, s: int) -> float:

@@ -290,6 +290,16 @@ class UnitGraph:
             if tensor.producer not in inside:
                 input_fixed += tensor.forward_fixed
                 inputs += tensor.forward_bytes
+        # What a stage hands on lives until its own backward, whether or not an op saves it.
+        for t in {index for u in units for index in self._made_by[u]}:
+            tensor = self.tensors[t]
+            if inside.issuperset(tensor.consumers):
+                continue
+            input_fixed += tensor.forward_fixed
+            inputs += tensor.forward_bytes
+            if inside.isdisjoint(self._savers[t]):
+                saved_fixed += tensor.forward_fixed
+                saved += tensor.forward_bytes
         if not backward:
             saved_fixed = saved = input_fixed = inputs = 0.0
         return StageFacts(
@@ -312,6 +322,27 @@ class UnitGraph:
             for u in tensor.consumers:
                 out[u].append(index)
         return out
+
+    @cached_property
+    def _made_by(self) -> list[list[int]]:
+        """By unit its tensors that others read; none where a profile says what is kept."""
+        out: list[list[int]] = [[] for _ in self.members]
+        if self.costs.source != "published":
+            for index, tensor in enumerate(self.tensors):
+                out[tensor.producer].append(index)
+        return out
+
+    @cached_property
+    def _savers(self) -> list[frozenset[int]]:
+        """By tensor the units whose ops save it for their backward."""
+        saving: dict[str, set[int]] = {}
+        for u, ops in enumerate(self.members):
+            for op in ops:
+                for item in self.graph.ops[op].saves:
+                    saving.setdefault(item.id, set()).add(u)
+        return [
+            frozenset(saving.get(self.graph.ops[tensor.op].name, ())) for tensor in self.tensors
+        ]
 
     def name(self, units: Iterable[int]) -> str:
         """What a stage of these units is called."""
