@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from graphpipe.cost.profiler.heap import keep_memory
 from graphpipe.errors import (
     CheckpointError,
     GraphPipeError,
@@ -117,6 +118,8 @@ class Pipeline:
     ) -> None:
         self.plan = plan
         self.device = torch.device(device or "cpu")
+        if self.device.type == "cpu":
+            keep_memory()
         ordering: Ordering = "channel"
         if transport == "process_group" and self.device.type == "cuda":
             # NCCL ignores tags and makes one rank's operations wait for one another.
