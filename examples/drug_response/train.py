@@ -89,12 +89,8 @@ def main() -> None:
         graph=graph,
         clip_norm=1.0,
     )
-    steps = options.epochs * (len(data) // options.batch_size)
     schedulers = [
-        torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, options.learning_rate, total_steps=steps, cycle_momentum=False
-        )
-        for optimizer in pipe.optimizers
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.85) for optimizer in pipe.optimizers
     ]
     begin = 0
     if options.checkpoints and gp.latest_checkpoint(options.checkpoints) is not None:
@@ -105,8 +101,8 @@ def main() -> None:
         total = 0.0
         for *inputs, growth in loader:
             total += float(pipe.step(inputs, targets=growth))
-            for scheduler in schedulers:
-                scheduler.step()
+        for scheduler in schedulers:
+            scheduler.step()
         error = pipe.eval_step(held_out.tensors[:-1], targets=held_out.tensors[-1])
         if first:
             explained = 1 - float(error) / float(held_out.tensors[-1].var())

@@ -120,9 +120,8 @@ def main() -> None:
         graph=graph,
         clip_norm=1.0,
     )
-    steps = options.epochs * (len(data) // options.batch_size)
     schedulers = [
-        torch.optim.lr_scheduler.OneCycleLR(optimizer, options.learning_rate, total_steps=steps)
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.85)
         for optimizer in pipe.optimizers  # a rank whose stages are all frozen has none
     ]
     begin = 0
@@ -134,8 +133,8 @@ def main() -> None:
         total = 0.0
         for batch in loader:
             total += float(pipe.step((), inputs(*batch)))
-            for scheduler in schedulers:
-                scheduler.step()
+        for scheduler in schedulers:
+            scheduler.step()
         if first:
             print(f"epoch {epoch + 1}: loss {total / len(loader):.4f}", flush=True)
         if options.checkpoints:

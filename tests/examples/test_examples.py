@@ -52,18 +52,13 @@ def test_every_example_is_tested_and_has_a_readme() -> None:
     for name in folders:
         text = (EXAMPLES / name / "README.md").read_text()
         assert f"torchrun --nproc-per-node=4 examples/{name}/train.py" in text
-        options = set(re.findall(r"--[a-z][a-z-]+", text)) - {"--nproc-per-node"}
+        options = set(re.findall(r"--[a-z][a-z-]+", text)) - {"--nproc-per-node", "--help"}
         script = (EXAMPLES / name / "train.py").read_text()
         assert all(f'"{option}"' in script for option in options)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "drug_response" else pytest.mark.long)
-        for name in SMALL
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.timeout(500)
 def test_example_learns_saves_and_resumes(name: str, tmp_path: Path) -> None:
     for package in SMALL[name].needs:
