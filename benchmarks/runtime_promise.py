@@ -31,7 +31,7 @@ MODELS = {"mmt": 16, "dlrm": 256, "candle-uno": 1024}
 """Samples of a mini-batch per device, by model."""
 DEVICE = "v100-16gb"
 PER_NODE = 8
-SECONDS = 4.0
+SECONDS = 10.0
 """What the sequential iteration is stretched to."""
 LONGEST_SECONDS = 90.0
 """A plan whose iteration would be stretched beyond this is left out of the sleep check."""
