@@ -66,7 +66,7 @@ def test_large_models_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = optimizer_costs("sgd", graph, CPU, clock, Evictor(graph, CPU))
     assert max(clock.steps[-1]) == 100
     assert 4 * sum(clock.steps[-1]) <= 4000
-    assert costs.per_byte == pytest.approx(2e-9, rel=0.01)
+    assert costs.per_byte == pytest.approx(2e-9, rel=0.05)
 
 
 def _frozen() -> ModelGraph:

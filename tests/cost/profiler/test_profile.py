@@ -35,7 +35,8 @@ def test_the_table_is_complete(costs: CostTable) -> None:
     assert costs.torch_version == torch.__version__
     assert set(costs.hosts) == set(costs.devices) == set(costs.corrections) == {"cpu-core"}
     times = costs.devices["cpu-core"]
-    assert times.optimizer_seconds_per_byte > 0
+    assert times.optimizer_seconds_per_byte >= 0  # beyond one addition of tiny gradients
+    assert times.optimizer_seconds_per_tensor > 0
     for i, op in enumerate(graph.ops):
         free = op.target == "getitem"
         assert (times.forward[i] > 0).all() != free

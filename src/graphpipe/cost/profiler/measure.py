@@ -79,9 +79,9 @@ class Budget:
     seconds: float = 0.015
     most: int = 6
     least: int = 2
-    again: float = 0.05
-    long: float = 0.1
-    longest: float = 0.4
+    again: float = 0.03
+    long: float = 0.06
+    longest: float = 0.25
 
     def repeats(self, once: float) -> int:
         """Repeats of something that takes ``once`` seconds."""

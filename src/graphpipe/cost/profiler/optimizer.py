@@ -12,9 +12,9 @@ from graphpipe.cost.profiler.evict import Evictor
 from graphpipe.cost.profiler.timing import Clock
 from graphpipe.graph.model_graph import ModelGraph
 
-MOST_BYTES = 48 * 2**20
+MOST_BYTES = 32 * 2**20
 """At most so many bytes of parameters are stepped; their gradients and state come on top."""
-LARGEST_BYTES = 16 * 2**20
+LARGEST_BYTES = 8 * 2**20
 """A larger parameter is stood for by one of this size, which no cache holds either."""
 _TINY = 64
 _STEPS = 4

@@ -69,7 +69,7 @@ def profile(
     precision: str = "fp32",
     parameter_memory: ParameterMemory | None = None,
     budget: Budget | None = None,
-    correction_seconds: float = 3.0,
+    correction_seconds: float = 2.0,
     progress: Progress | None = None,
     neighbours: int = 0,
 ) -> CostTable:
