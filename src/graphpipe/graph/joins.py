@@ -161,11 +161,13 @@ class _Finder:
             return None
         target, args, kwargs = operator_of(node)
         value = seen.values[0]
+        if not args:
+            return None
         if target in CONCATENATIONS:
             return self._of_concatenation(value, args, kwargs)
         if target not in DROPOUTS and (op.random or not _is_elementwise(target)):
             return None
-        if isinstance(args[0] if args else None, (list, tuple)):
+        if isinstance(args[0], (list, tuple)):
             return None
         widths: tuple[int, ...] | None = None
         for source in node.all_input_nodes:
@@ -255,6 +257,8 @@ class _Finder:
             return "its weight is computed, or no parameter"
         if item.aliases:
             return f"its weight {name} is tied to {item.aliases[0]}"
+        if not item.persistent:
+            return f"its weight {name} is not part of the model's state"
         if item.slice is not None:
             return f"its weight is {name} already"
         if self._uses.get(name, 0) != 1:

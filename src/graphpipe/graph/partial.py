@@ -19,17 +19,27 @@ import torch.nn.functional as F
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def partial_linear(x: torch.Tensor, weight: torch.Tensor, transposed: bool = False) -> torch.Tensor:
+Region = tuple[torch.dtype | None, bool]
+"""An autocast region of the model: its dtype, and whether it is enabled."""
+
+
+def partial_linear(
+    x: torch.Tensor, weight: torch.Tensor, transposed: bool = False, region: Region | None = None
+) -> torch.Tensor:
     """``x @ weight.T``, in fp32 where the product runs in half precision.
 
     Args:
         x: Features [..., f].
         weight: [out, f], or [f, out] if ``transposed``.
         transposed: How the weight lies.
+        region: The autocast region that the linear is in, or None.
 
     Returns:
         [..., out], under autocast or for half-precision inputs in fp32.
     """
+    if region is not None:
+        with _within(x, region):
+            return partial_linear(x, weight, transposed)
     dtype = _product_dtype(x)
     if dtype not in _HALF:
         return torch.matmul(x, weight) if transposed else F.linear(x, weight)
@@ -41,7 +51,10 @@ def partial_linear(x: torch.Tensor, weight: torch.Tensor, transposed: bool = Fal
 
 
 def join_sum(
-    bias: torch.Tensor | None, dtype: torch.dtype, *partials: torch.Tensor
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    *partials: torch.Tensor,
+    region: Region | None = None,
 ) -> torch.Tensor:
     """The sum of partial products and the bias, in the dtype of the unsplit linear.
 
@@ -49,7 +62,11 @@ def join_sum(
         bias: [out], or None.
         dtype: What the linear gave when the model was captured.
         partials: [..., out] each, of one dtype.
+        region: The autocast region that the linear is in, or None.
     """
+    if region is not None:
+        with _within(partials[0], region):
+            return join_sum(bias, dtype, *partials)
     if torch.is_autocast_enabled(partials[0].device.type) and dtype is not torch.float64:
         dtype = torch.get_autocast_dtype(partials[0].device.type)
     total = functools.reduce(operator.add, partials)
@@ -78,6 +95,11 @@ def dropout_of_piece(
     mask = torch.dropout(torch.ones(shape, dtype=x.dtype, device=x.device), p, True)
     # A copy of its own, so that the mask of the whole is not kept for the backward.
     return x * mask.narrow(dim, start, x.shape[dim]).clone()
+
+
+def _within(x: torch.Tensor, region: Region) -> torch.autocast:
+    dtype, enabled = region
+    return torch.autocast(x.device.type, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
 def _product_dtype(x: torch.Tensor) -> torch.dtype:

@@ -349,9 +349,13 @@ class _Rewriter:
         name: str | None = None,
     ) -> fx.Node:
         """A call in the autocast region of ``like``, with its origin."""
+        named = dict(kwargs or {})
         if like.target is call_under_autocast:
-            args, target = (*like.args[:3], target, *args), call_under_autocast
-        node = self._graph.create_node("call_function", target, args, kwargs or {}, name)
+            if isinstance(target, torch._ops.OpOverload):
+                args, target = (*like.args[:3], target, *args), call_under_autocast
+            elif target is not dropout_of_piece:
+                named["region"] = tuple(like.args[1:3])
+        node = self._graph.create_node("call_function", target, args, named, name)
         node.meta = dict(like.meta)
         return node
 

@@ -34,13 +34,13 @@ def better_of_both(
             ``split_costs`` are not given.
         InfeasibleError: if no plan fits for any of them.
     """
-    whole, refusal = _attempt(make, graph, costs)
     if graph.joins:
         raise CostError(
             "The joins of this graph are split already",
             where=f"graph {graph.name!r}",
             fix="Give the graph as it was captured, or plan without split_joins",
         )
+    whole, refusal = _attempt(make, graph, costs)
     try:
         split = split_joins(graph)
     except GraphPipeError as error:
@@ -57,8 +57,10 @@ def better_of_both(
         raise refused
     if best is None or (whole is not None and _seconds(whole) <= _seconds(best)):
         assert whole is not None
-        found = "no plan with split joins fits" if best is None else (
-            f"the best plan with split joins takes {_time(best)}, this one {_time(whole)}"
+        found = (
+            "no plan with split joins fits"
+            if best is None
+            else (f"the best plan with split joins takes {_time(best)}, this one {_time(whole)}")
         )
         return _noted(whole, f"No join was split: {found}.")
     names = ", ".join(item.parameter for item in best.split_joins)
