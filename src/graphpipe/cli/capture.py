@@ -20,6 +20,7 @@ def capture(
     output: Output,
     model: options.Model,
     show: Annotated[bool, typer.Option("--show", help="Print every operator.")] = False,
+    split_joins: options.SplitJoins = False,
     out: options.Out = None,
 ) -> None:
     """Captures a model and its loss as a graph of operators; nothing is executed.
@@ -31,10 +32,13 @@ def capture(
       graphpipe capture my_model.py:job --show
       graphpipe plan clip.json --device a100-80gb --devices 16 -b 1024
     """
+    from graphpipe.graph.split_joins import split_joins as split
     from graphpipe.programs.planning import capture_job, summary
     from graphpipe.zoo.load import load_job
 
     graph = capture_job(load_job(model))
+    if split_joins:
+        graph = split(graph)
     output.text(graph if show else summary(graph))
     for text in graph.warnings:
         output.note(f"Note: {text}")

@@ -48,6 +48,10 @@ Optimizer = Annotated[
 Precision = Annotated[
     str, typer.Option("--precision", help="fp32, tf32, bf16, bf16-mixed or fp16-mixed.")
 ]
+SplitJoins = Annotated[
+    bool,
+    typer.Option("--split-joins", help="Take the graph with linears over branches split."),
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="File to write the result to.")]
 
 

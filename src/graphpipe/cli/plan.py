@@ -103,6 +103,13 @@ def plan(
             help="Also try to split linears over concatenated branches, and take the better plan.",
         ),
     ] = False,
+    split_costs: Annotated[
+        Path | None,
+        typer.Option(
+            "--split-costs",
+            help="Measured costs with the joins split (profile --split-joins), beside --costs.",
+        ),
+    ] = None,
     time_limit: Annotated[
         float | None,
         typer.Option("--time-limit", min=0, help="Stop searching after so many seconds."),
@@ -122,6 +129,7 @@ def plan(
       graphpipe plan --graph profile.json --devices 8 --batch-size 256
       graphpipe plan my_model.py:job --device l4 -n 4 --pin vision=0 --together text.layers.0
     """
+    from graphpipe.cost.table import CostTable
     from graphpipe.planner.constraints import Constraints
     from graphpipe.planner.search import plan as search
     from graphpipe.programs.planning import Hardware, Source
@@ -150,7 +158,7 @@ def plan(
                 pin=dict(options.assignment(text, "--pin") for text in pin or ()),
             ),
             time_limit=time_limit,
-            split_joins=split_joins,
+            split_joins=split_joins if split_costs is None else CostTable.load(split_costs),
             progress=lambda done, best: tick(done, note=_best(best)),
         )
     output.text(found)

@@ -28,6 +28,7 @@ def profile(
     ] = "1,2,4,8",
     optimizer: options.Optimizer = "adamw",
     precision: options.Precision = "fp32",
+    split_joins: options.SplitJoins = False,
 ) -> None:
     """Measures every distinct operator of a model on a device of this machine.
 
@@ -38,11 +39,14 @@ def profile(
       graphpipe profile zoo:gpt2-tiny -o costs.json
       graphpipe plan zoo:gpt2-tiny --costs costs.json --device cpu-core --devices 4 -o plan.json
     """
+    from graphpipe.graph.split_joins import split_joins as split
     from graphpipe.programs.measuring import measure
     from graphpipe.programs.planning import capture_job
     from graphpipe.zoo.load import load_job
 
     graph = capture_job(load_job(model))
+    if split_joins:
+        graph = split(graph)
     with output.progress("measuring") as bar:
         costs = measure(
             graph,

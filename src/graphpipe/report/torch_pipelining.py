@@ -212,6 +212,13 @@ class _ChainStage(nn.Module):
 
 def _check(graph: ModelGraph, plan: Plan, last: int) -> None:
     """Refuses what the stages of a chain would not see or torch would not send."""
+    if plan.split_joins:
+        raise PlanError(
+            "torch.distributed.pipelining cannot run this plan: it would take the slices of a "
+            "weight for parameters of their own",
+            where=f"split join of {plan.split_joins[0].parameter}",
+            fix="Plan without split_joins, or run the plan with graphpipe.Pipeline",
+        )
     for term in graph.loss_terms:
         late = term.count_op is not None and not term.count_from_inputs
         if term.op not in plan.stages[last].ops or term.reduction not in _REDUCTIONS or late:
