@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from graphpipe.plan.builders.list_schedule import Priority, play, priority_keys, split_far
+from graphpipe.plan.builders.list_schedule import play, priority_keys, split_far
 from graphpipe.plan.problem import PipelineProblem
+from graphpipe.plan.schedule import Priority
 from graphpipe.plan.task_graph import TaskGraph
 
 
