@@ -228,7 +228,6 @@ def markdown(rows: Sequence[Row], options: argparse.Namespace) -> str:
         "tower before the first: what each brings alone.",
         "",
         "    python benchmarks/shared_devices.py "
-        f"--budget {options.budget} --time-limit {options.time_limit:g} "
         "--json FILE --markdown docs/measured/shared-devices.md",
         "",
         f"Budget {options.budget} (the default search has 800), at most {options.time_limit:g} CPU",
@@ -248,6 +247,16 @@ def markdown(rows: Sequence[Row], options: argparse.Namespace) -> str:
         " whose emulation on the virtual clock equals the simulation to the nanosecond:"
         f" {sum(row['emulated_equal'] for row in rows)} of {len(rows)}.",
     ]
+    done = {(row["images"], row["tower"], row["devices"]) for row in rows}
+    missing = [
+        f"{images} images, {tower}, {devices} devices"
+        for tower in options.tower.split(",")
+        for images in map(int, options.images.split(","))
+        for devices in map(int, options.devices.split(","))
+        if (images, tower, devices) not in done
+    ]
+    if missing:
+        lines += ["", "Not run yet: " + "; ".join(missing) + "."]
     for tower in dict.fromkeys(row["tower"] for row in rows):
         mine = [row for row in rows if row["tower"] == tower]
         lines += ["", f"Where the gain lies, tower {tower}:", ""]
@@ -282,6 +291,7 @@ def main() -> None:
     parser.add_argument("--graphs", type=Path, help="folder to keep captured graphs in")
     parser.add_argument("--json", type=Path, help="file for the rows; what it holds is not rerun")
     parser.add_argument("--markdown", type=Path, help="file for the table")
+    parser.add_argument("--no-run", action="store_true", help="only show what --json holds")
     options = parser.parse_args()
     rows: list[Row] = []
     if options.json is not None and options.json.exists():
@@ -293,7 +303,7 @@ def main() -> None:
     for tower in options.tower.split(","):
         for images in (int(text) for text in options.images.split(",")):
             for devices in (int(text) for text in options.devices.split(",")):
-                if (images, tower, devices) in done:
+                if (images, tower, devices) in done or options.no_run:
                     continue
                 row = cell(images, tower, devices, options)
                 rows.append(row)
