@@ -6,6 +6,8 @@ import pytest
 
 from graphpipe.plan.assemble import assemble
 from graphpipe.plan.in_flight import in_flight_bounds
+from graphpipe.plan.problem import problem_of
+from graphpipe.plan.reschedule import schedule_for
 from graphpipe.plan.task_graph import TaskGraph
 from graphpipe.plan.validate import problems_of
 from graphpipe.planner.colocate import Ground, Shape
@@ -148,3 +150,34 @@ def test_a_size_that_the_user_fixed_is_kept() -> None:
     held = Ground(space, made.split)
     assert held.hosting(Shape("everywhere", 1, 4, False, 2, 1, branch_batch=2)) is None
     assert held.hosting(Shape("everywhere", 1, 4, False, 2, 1, branch_batch=4)) is not None
+
+
+@pytest.mark.parametrize("layout", ["everywhere", "spread", "chain"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_other_mini_batches_and_evaluations_have_schedules(layout: str, fixed: bool) -> None:
+    """In-flight bounds cut to what a schedule keeps still let every other mini-batch run."""
+    made = ground(branches=1)
+    shape = Shape(layout, 1, 4, False, 2, 2, branch_batch=2, fixed_order=fixed)
+    hosting = made.hosting(shape)
+    assert hosting is not None
+    result = scheduled(hosting, 1)
+    assert result is not None
+    timed, graph = result
+    kept = hosting.kept_bounds(graph, timed.lines)
+    specs = [s._replace(in_flight=w) for s, w in zip(hosting.problem().stages, kept, strict=True)]
+    units = made.space.units
+    plan = assemble(
+        units.graph,
+        units.costs,
+        made.space.cluster,
+        hosting.choices(specs),
+        batch_size=16,
+        lines=graph.tasks(timed.lines),
+    )
+    for batch in (1, 2, 7, 15, 16, 17, 40):
+        for training in (True, False):
+            schedule = schedule_for(plan, batch, training=training)
+            problem, _ = problem_of(plan, 0, batch, training=training)
+            tasks = sorted(task for line in schedule.tasks for task in line)
+            tasked = TaskGraph(problem, bounded=False)
+            assert tasks == sorted(tasked.task(n) for n in range(tasked.count))
