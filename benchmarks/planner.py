@@ -33,7 +33,15 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from planner_page import ABLATION, FREE_MEMORY, SEARCH, page, summary
+from planner_page import (
+    ABLATION,
+    FREE_MEMORY,
+    SEARCH,
+    input_of,
+    page,
+    summary,
+    with_bound_of_ours,
+)
 
 from graphpipe.cost.analytic import estimate
 from graphpipe.cost.boxes import named_cluster
@@ -108,7 +116,8 @@ class Rows:
     def __init__(self, path: Path | None, merge: Sequence[Path] = ()) -> None:
         self.path = path
         files = [path] if path is not None and path.exists() else []
-        self.all = [row for file in [*files, *merge] for row in Comparison.load(file).rows]
+        rows = [row for file in [*files, *merge] for row in Comparison.load(file).rows]
+        self.all = list({self._key(row): row for row in rows}.values())
 
     def has(self, cell: Cell, planner: str, variant: str = "") -> bool:
         return any(self._same(row, cell, planner, variant) for row in self.all)
@@ -121,15 +130,19 @@ class Rows:
         return self.save()[-1]
 
     def save(self) -> tuple[ComparisonRow, ...]:
-        rows = with_ratios(self.all)
+        rows = with_ratios(with_bound_of_ours(self.all))
         if self.path is not None:
             Comparison(rows=rows).save(self.path)
         return rows
 
     @staticmethod
-    def _same(row: ComparisonRow, cell: Cell, planner: str, variant: str) -> bool:
+    def _key(row: ComparisonRow) -> tuple[str, int, int, int, str, str]:
         other = row.variant if row.variant.startswith((SEARCH, ABLATION)) else ""
-        return cell.holds(row) and row.planner == planner and other == variant
+        return (*input_of(row), row.planner, other)
+
+    @classmethod
+    def _same(cls, row: ComparisonRow, cell: Cell, planner: str, variant: str) -> bool:
+        return cell.holds(row) and cls._key(row)[-2:] == (planner, variant)
 
 
 def graph_of(job: Job) -> tuple[ModelGraph, CostTable]:
@@ -317,6 +330,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file of the rows; existing rows are kept")
     parser.add_argument("--merge", type=Path, nargs="*", default=[], help="more files of rows")
     parser.add_argument("--markdown", type=Path, help="file of a page with all rows")
+    parser.add_argument(
+        "--commands", help="what made the rows, for the page; default: this command"
+    )
     parser.add_argument("--models", type=_names, default=list(PER_DEVICE))
     parser.add_argument("--devices", type=_numbers, default=[4, 8, 16, 32])
     parser.add_argument("--fractions", type=_fractions, default=[1.0, 0.25])
@@ -341,7 +357,8 @@ def main() -> None:
     found = rows.save()
     print("\n" + summary(found))
     if args.markdown is not None:
-        args.markdown.write_text(page(found, " ".join(sys.argv[1:])), encoding="utf-8")
+        commands = args.commands or " ".join(["python", "benchmarks/planner.py", *sys.argv[1:]])
+        args.markdown.write_text(page(found, commands), encoding="utf-8")
 
 
 def _names(text: str) -> list[str]:

@@ -23,17 +23,37 @@ _SEARCH_HEAD = (
 _Key = tuple[str, int, int, int]
 
 
-def page(rows: Sequence[ComparisonRow], options: str) -> str:
+def input_of(row: ComparisonRow) -> _Key:
+    """What the planner of a row was given."""
+    return row.model, row.devices, row.batch_size, row.memory_bytes
+
+
+def with_bound_of_ours(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """The rows with the lower bound of ours on the same input: rows may be made at different
+    times, and a bound gets better."""
+    bounds = {input_of(row): row for row in rows if row.variant == "ours" and row.lower_bound_ns}
+    found = []
+    for row in rows:
+        base = bounds.get(input_of(row))
+        if base is not None and row.lower_bound_ns:
+            gap = None if row.iteration_ns is None else row.iteration_ns / base.lower_bound_ns - 1
+            update = {"lower_bound_ns": base.lower_bound_ns, "binding": base.binding}
+            row = row.model_copy(update={**update, "lower_bound_gap": gap})
+        found.append(row)
+    return found
+
+
+def page(rows: Sequence[ComparisonRow], commands: str) -> str:
     """Markdown with every row: throughputs, gaps, search times, ablations.
 
     Args:
         rows: Of ``benchmarks/planner.py``, with ratios.
-        options: Of the command that made them.
+        commands: What made them.
     """
     cells = [row for row in rows if not row.variant.startswith((SEARCH, ABLATION))]
     blocks = [
         "# Plans and search times",
-        f"Made by `python benchmarks/planner.py {options}` on {date.today().isoformat()} on a "
+        f"Made by `{commands}` on {date.today().isoformat()} on a "
         f"{os.cpu_count()}-core {_machine()} CPU, Python {platform.python_version()}. Throughput "
         "is simulated: nodes of eight V100-16GB, costs from the analytic estimate, every planner "
         "on the same costs and judged by the same simulator. Search times are CPU seconds.",
@@ -85,10 +105,6 @@ def _machine() -> str:
     return "x86" if platform.machine() == "x86_64" else platform.machine()
 
 
-def _key(row: ComparisonRow) -> _Key:
-    return row.model, row.devices, row.batch_size, row.memory_bytes
-
-
 def _place(row: ComparisonRow) -> str:
     return f"{row.model}, {row.devices} devices, B = {row.batch_size}, {_limit(row)}"
 
@@ -109,7 +125,7 @@ def _cell_tables(cells: Sequence[ComparisonRow]) -> list[str]:
         head = ["devices", "B", "memory", "samples/s", "gap", "bubble", "peak", "search"]
         lines = [_line([*head, "published", CHAIN, *names]), _rule(len(head) + 2 + len(names))]
         for ours in _ours(cells, model):
-            others = {row.planner: row for row in cells if _key(row) == _key(ours)}
+            others = {row.planner: row for row in cells if input_of(row) == input_of(ours)}
             ratios = [others[n].ratio for n in names if n in others]
             known = [ratio for ratio in ratios if ratio is not None]
             lines.append(

@@ -27,7 +27,8 @@ are held by one device each. Of the k N + 1 largest of them, k + 1 share a devic
 T >= the sum of the k + 1 smallest of these. The least T without such a contradiction is a
 bound; it is found by bisection, since what contradicts T contradicts every smaller time.
 
-Latency. One sample's way: T >= r_u + f_u + q_u for every u, at the best time per sample.
+Way. Large micro-batches make work cheap and the way of the first sample long: see
+:mod:`graphpipe.planner.way_bound`.
 
 Times are rounded to nanoseconds in a simulation; the bound is lowered by what rounding can
 gain: half a nanosecond per task of a unit, and one per unit and direction for a short last
@@ -48,6 +49,7 @@ from graphpipe.graph.coarsen import forced_groups
 from graphpipe.graph.model_graph import ModelGraph
 from graphpipe.plan.edges import gradient_ops
 from graphpipe.plan.plan import Plan
+from graphpipe.planner.way_bound import UnitTimes, way_bound
 from graphpipe.simulate.simulator import simulate
 
 FloatArray = npt.NDArray[np.float64]
@@ -69,7 +71,7 @@ class LowerBound:
         indivisible_ops: The ops of that unit.
         indivisible_devices: How many devices would hold it.
         packing: Units too costly to replicate, on this many devices.
-        latency: The way of one sample.
+        way: Work at sizes of micro-batches that one sample's way also has to pay for.
         ideal_work: Device-seconds of compute at the best efficiency (without optimizer).
         capacity: Devices, the slower ones counted in part.
     """
@@ -81,7 +83,7 @@ class LowerBound:
     indivisible_ops: tuple[str, ...]
     indivisible_devices: int
     packing: float
-    latency: float
+    way: float
     ideal_work: float
     capacity: float
 
@@ -93,7 +95,7 @@ class LowerBound:
     @property
     def binding(self) -> str:
         """Name of the part that is largest."""
-        parts = ("work", "fill_drain", "indivisible", "packing", "latency")
+        parts = ("work", "way", "fill_drain", "indivisible", "packing")
         return max(parts, key=lambda name: float(getattr(self, name)))
 
 
@@ -158,19 +160,24 @@ class _Bound:
         forward = np.full(count, np.inf)
         backward = np.full(count, np.inf)
         both: dict[str, FloatArray] = {}
+        tables: dict[str, FloatArray] = {}
         for kind in self.cluster.kinds:
+            rows = []
             factors = self.costs.corrections.get(kind, (1.0, 1.0))
             best = np.full(count, np.inf)
             for size in sizes:
-                halves = []
+                halves, whole = [], []
                 for seconds, factor in zip(self.costs.op_seconds(kind, size), factors, strict=True):
                     total = np.add.reduceat(seconds[self._order], self._starts) * factor
                     total = np.where(np.isnan(total), np.inf, total)
-                    halves.append(np.maximum(0.0, total - _HALF_NS) / size)
+                    whole.append(np.maximum(0.0, total - _HALF_NS))
+                    halves.append(whole[-1] / size)
                 forward = np.minimum(forward, halves[0])
                 backward = np.minimum(backward, halves[1])
                 best = np.minimum(best, halves[0] + halves[1])
+                rows.append(whole)
             both[kind] = best
+            tables[kind] = np.array(rows)
         # A unit that cannot run anywhere bounds nothing: there is no plan to be beaten.
         self.forward = np.where(np.isfinite(forward), forward, 0.0)
         self.backward = np.where(np.isfinite(backward), backward, 0.0)
@@ -185,6 +192,20 @@ class _Bound:
             devices = sum(device.kind == kind for device in self.cluster.devices)
             self.capacity += devices * speed
             self.slowest = min(self.slowest, speed)
+        self.times = self._unit_times(sizes, tables)
+
+    def _unit_times(self, sizes: list[int], tables: dict[str, FloatArray]) -> UnitTimes:
+        """What the price of a sample's way is made of; tables are [sizes, 2, units] by kind."""
+        least = np.minimum.reduce(list(tables.values()))
+        least[:, 1] = np.where(self.has_backward, least[:, 1], 0.0)
+        capacity = 0.0
+        for kind, table in tables.items():
+            mine = table.sum(axis=1)
+            real = (mine > 0) & np.isfinite(mine)
+            ratio = least.sum(axis=1)[real] / mine[real]
+            devices = sum(device.kind == kind for device in self.cluster.devices)
+            capacity += devices * (float(ratio.max()) if ratio.size else 1.0)
+        return UnitTimes(np.array(sizes, dtype=np.float64), least[:, 0], least[:, 1], capacity)
 
     def _measure_parameters(self) -> None:
         trained = {
@@ -235,7 +256,13 @@ class _Bound:
             "fill_drain": self._fill_drain(),
             "indivisible": indivisible,
             "packing": self._packing(),
-            "latency": float((self.release_f + self.forward + self.tail_f).max()),
+            "way": way_bound(
+                self.times,
+                self.batch,
+                self.slowest * self.optimizer_total,
+                self.predecessors,
+                self.gradient_to,
+            ),
         }
         rounding = (len(self.units) + 1) * 4 * _HALF_NS
         return LowerBound(
