@@ -174,7 +174,7 @@ def _cost_row(space: Space, point: Plane, r: int) -> Row | None:
         per_byte = space.all_reduce_ns(ranks, 1e9) * 1e-9
         reduced += per_byte * np.array(units.gradient_bytes)
     rounds = -(-samples // (size * r))
-    row = rounds * _both_ways(space, fastest, size) + reduced
+    row: Row = rounds * _both_ways(space, fastest, size) + reduced
     for u, fixed in enumerate(space.fixed):
         if fixed:
             helpers = 1 if fixed >= space.batch_size else r
