@@ -4,8 +4,9 @@
 
 The models of ``benchmarks/library.py`` (transformers, in published sizes) and of the zoo are
 captured on the meta device and planned for eight H100 in bf16 mixed precision with AdamW.
-Capture and search times are CPU seconds of one core. A row is written to the JSON file as soon
-as it is known, and rows that are there already are kept, so a run can be split by ``--only``.
+Capture and search times are CPU seconds of one core; the first capture of a process also loads
+what torch.export needs, about 3 s, so measure each model in a process of its own (``--only``). A
+row is written to the JSON file as soon as it is known, and rows that are there are kept.
 """
 
 from __future__ import annotations
@@ -39,11 +40,6 @@ ZOO = ("resnet", "inception", "unet", "dlrm", "mmt", "candle-uno")
 
 def job_of(name: str) -> Job:
     return load_job(name) if name.startswith("zoo:") else LIBRARY[name]()
-
-
-def warm_up() -> None:
-    """Captures something small, which loads what torch.export needs."""
-    capture_job(load_job("zoo:candle-uno-tiny"))
 
 
 def measured(name: str) -> dict[str, Any]:
@@ -107,7 +103,9 @@ def markdown(rows: list[dict[str, Any]], date: str) -> str:
         f"Made on {date} by `python benchmarks/models.py --json out/models.json --markdown "
         "docs/measured/models.md`, one core of a virtual machine (x86-64), torch 2.13 on CPU, "
         f"transformers 5.24. Plans for {DEVICES} {KIND} in bf16 mixed precision with AdamW; "
-        "their times are simulated on estimated costs. CPU seconds for capture and search.",
+        "their times are simulated on estimated costs. Capture and search are CPU seconds, each "
+        "model in a process of its own; a capture includes about 3 s in which torch.export "
+        "is loaded.",
         "",
         "| model | parameters | of these trained | ops | stages are cut from | capture | search |"
         " B | stages | copies | replicas | micro-batches | devices | step | fullest device |",
@@ -127,12 +125,13 @@ def markdown(rows: list[dict[str, Any]], date: str) -> str:
             f"{row['capture_seconds']:.1f} s | {row['search_seconds']:.1f} s | "
             f"{row['batch_size']:,} | {plan_columns} |"
         )
-    lines += ["", "Declared per sample (`per_sample_ops`):", ""]
-    lines += [
+    declared = [
         f"- `{row['model']}`: " + ", ".join(f"`{name}`" for name in row["declared"])
         for row in rows
         if row["declared"]
     ]
+    if declared:
+        lines += ["", "Declared per sample (`per_sample_ops`):", "", *declared]
     without = [f"`{row['model']}`: {row['error']}" for row in rows if row["error"]]
     if without:
         lines += ["", "Without a plan:", "", *(f"- {text}" for text in without)]
@@ -149,7 +148,6 @@ def main() -> None:
     known: dict[str, dict[str, Any]] = {}
     if options.json.exists():
         known = {row["model"]: row for row in json.loads(options.json.read_text())["rows"]}
-    warm_up()
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     for name in options.only.split(","):
         if name in known:
