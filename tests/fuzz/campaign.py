@@ -67,7 +67,7 @@ def _use_model_graph(path: Path) -> None:
     assert graph.fingerprint
     assert str(graph)
     assert summary(graph)
-    coarsen(graph)
+    coarsen(graph, [1.0] * len(graph.ops), grain=2.0)
 
 
 def _use_index(path: Path) -> None:

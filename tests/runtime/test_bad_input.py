@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +89,7 @@ def kinds(pipe: Pipeline, plan: Plan, graph: ModelGraph, folder: Path) -> dict[s
             lambda: _made(manual_plan(graph, [Part("p", 2), Part("q", 2), Part("r1 r2 r3", 2), Part("cat join", 2)], batch_size=12)),  # noqa: E501
             "number of processes.*Expected 4 processes.*got 2",
         ),
-        "meta parameters": (lambda: _made(plan, model=_on_meta()), "meta device"),
+        "meta parameters": (lambda: _made(plan, model=_on_meta(), graph=None), "meta device"),
         "micro-batch does not divide": (
             lambda: manual_plan(graph, [Part("p", 3), Part("q r1 r2 r3 cat", 2)], batch_size=12),
             "micro-batch",
@@ -157,16 +158,16 @@ def test_every_kind_of_bad_input(tmp_path: Path) -> None:
     results = launch(_all, 2, (str(tmp_path),), timeout=60, threads=1)
     made, graph = example(NAME)
     wants = kinds(None, manual_plan(graph, PARTS, batch_size=12), graph, tmp_path)  # type: ignore[arg-type]
+    wrong: list[str] = []
     for kind, (_, pattern) in wants.items():
-        (name, text, seconds, sent), (other_name, other_text, other_seconds, other_sent) = (
-            result[kind] for result in results
-        )
-        assert name not in ("", "foreign"), (kind, text)
-        assert (name, text) == (other_name, other_text), kind
-        assert max(seconds, other_seconds) < 10, kind
-        assert sent == other_sent == 0, kind
-        with pytest.raises(GraphPipeError, match=f"(?s){pattern}"):
-            raise GraphPipeError(text)
+        (name, text, seconds, sent), other = (result[kind] for result in results)
+        if name in ("", "foreign") or not re.search(f"(?s){pattern}", text):
+            wrong.append(f"{kind}: {name} {text}")
+        elif (name, text) != other[:2]:
+            wrong.append(f"{kind}: {text!r} on rank 0 and {other[1]!r} on rank 1")
+        elif max(seconds, other[2]) > 10 or sent or other[3]:
+            wrong.append(f"{kind}: {seconds} s and {sent} messages, {other[2:]}")
+    assert not wrong, "\n".join(wrong)
     want = single_process(copy.copy(made), sgd, 1)[0][0][0]
     for result in results:
         assert float(result["afterwards"][1]) == pytest.approx(want, abs=1e-6)
