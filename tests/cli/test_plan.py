@@ -89,3 +89,20 @@ def test_wrong_use_is_told_in_one_paragraph(files: Files, words: list[str], said
     message = fail("plan", *(named.get(word, word) for word in words))
     assert message.startswith("Error: ")
     assert said.lower() in message.lower()
+
+
+def test_splitting_joins(files: Files, tmp_path: Path) -> None:
+    words = ("--device", "cpu-core", "-n", 2, "-b", 8, "--split-joins")
+    plan = run_json("plan", files.model, *words)
+    assert any("join" in note.lower() and "split" in note for note in plan["notes"])
+    graph = tmp_path / "split.json"
+    run("capture", files.model, "--split-joins", "-o", graph)
+    assert ModelGraph.load(graph).joins
+    whole = tmp_path / "costs.json"
+    split = tmp_path / "split_costs.json"
+    for path, extra in ((whole, ()), (split, ("--split-joins",))):
+        run("profile", files.model, "-o", path, "-m", "1,2", *extra)
+    words = ("--device", "cpu-core", "-n", 2, "-b", 8, "--costs", whole)
+    plan = run_json("plan", files.model, *words, "--split-costs", split)
+    assert any("split" in note for note in plan["notes"])
+    fail("plan", files.model, *words, "--split-joins")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from graphpipe.cost.analytic import estimate
-from graphpipe.cost.cluster import Cluster
+from graphpipe.cost.cluster import Cluster, Device
 from graphpipe.cost.profiler.profile import profile
 from graphpipe.errors import CostError
 from graphpipe.graph.capture import capture
@@ -54,7 +54,7 @@ def nanoseconds(found: Plan) -> int:
 
 def test_a_join_that_bounds_the_pipeline_is_split() -> None:
     costs = estimate(wide(), CLUSTER, optimizer="sgd")
-    options = {"batch_size": 2048, "budget": 100, "replicas": False, "copies": 1}
+    options = {"batch_size": 2048, "budget": 40, "replicas": False, "copies": 1}
     whole = plan(wide(), costs, CLUSTER, **options)  # type: ignore[arg-type]
     found = plan(wide(), costs, CLUSTER, split_joins=True, **options)  # type: ignore[arg-type]
     assert found.split_joins == split_joins(wide()).joins
@@ -87,10 +87,9 @@ def test_a_graph_without_joins_gets_a_plan_and_a_note() -> None:
 
 def test_measured_costs_are_needed_of_both_graphs() -> None:
     graph = captured(Joined().float())
-    cluster = Cluster.uniform("cpu", nodes=1, per_node=2, memory_bytes=2**33)
     costs = profile(graph, "cpu", micro_batches=[2, 4])
     kind = next(iter(costs.devices))
-    cluster = Cluster(devices=tuple(d.model_copy(update={"kind": kind}) for d in cluster.devices))
+    cluster = Cluster(devices=tuple(Device(kind=kind, memory_bytes=2**33) for _ in range(2)))
     with pytest.raises(CostError, match="do not say what the parts of a split linear take"):
         plan(graph, costs, cluster, batch_size=8, budget=20, split_joins=True)
     other = profile(split_joins(graph), "cpu", micro_batches=[2, 4])
