@@ -59,7 +59,7 @@ def test_every_example_is_tested_and_has_a_readme() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1100)
 def test_example_learns_saves_and_resumes(name: str, tmp_path: Path) -> None:
     for package in SMALL[name].needs:
         pytest.importorskip(package)
@@ -83,7 +83,7 @@ def run(name: str, checkpoints: Path, epochs: int) -> str:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
