@@ -55,7 +55,8 @@ def parts(graph: ModelGraph, shapes: list[tuple[int, int]]) -> list[Part]:
         Part(f"branches.{i} {branch_of(graph, i)}", size, replicas=replicas)
         for i, (size, replicas) in enumerate(shapes[:-1])
     ]
-    return [*stages, Part(f"{total} head loss_fn", *[shapes[-1][0]], replicas=shapes[-1][1])]
+    size, replicas = shapes[-1]
+    return [*stages, Part(f"{total} head loss_fn", size, replicas=replicas)]
 
 
 def run(

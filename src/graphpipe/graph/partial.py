@@ -46,7 +46,7 @@ def partial_linear(
     with torch.autocast(x.device.type, enabled=False):
         if transposed:
             weight = weight.t()
-        product: torch.Tensor = _WideLinear.apply(x.to(dtype), weight.to(dtype))
+        product: torch.Tensor = _WideLinear.apply(x.to(dtype), weight.to(dtype))  # type: ignore[no-untyped-call]
         return product
 
 

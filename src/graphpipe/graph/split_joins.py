@@ -292,7 +292,8 @@ class _Rewriter:
             whole.detach().narrow(dim, start, length), requires_grad=whole.requires_grad
         )
         with self._graph.inserting_before(self._first_op()):
-            return self._graph.create_node("get_attr", part.name)
+            made: fx.Node = self._graph.create_node("get_attr", part.name)
+        return made
 
     def _first_op(self) -> fx.Node:
         return next(node for node in self._graph.nodes if node.op != "placeholder")
