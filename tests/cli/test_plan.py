@@ -44,6 +44,19 @@ def test_plan_of_a_cost_graph(tmp_path: Path) -> None:
     assert sorted(op for stage in found["stages"] for op in stage["ops"]) == list("abcd")
 
 
+def test_the_batch_that_was_profiled_is_given_beside_a_profile(tmp_path: Path) -> None:
+    line = "{0} -- op{0} -- forward_compute_time={1}, backward_compute_time=20.0, "
+    line += "activation_size=1000, parameter_size=40"
+    path = tmp_path / "graph.txt"
+    path.write_text(f"{line.format(1, 10.0)}\n{line.format(2, 12.0)}\n\t1 -- 2\n")
+    words = ("plan", "--graph", path, "--devices", 1, "--batch-size", 8)
+    alone = run_json(*words)["prediction"]["iteration_ns"]
+    of_four = run_json(*words, "--profiled-batch", 4)["prediction"]["iteration_ns"]
+    # 62 ms for each sample, or for four of them.
+    assert alone == pytest.approx(8 * 62e6)
+    assert of_four == pytest.approx(2 * 62e6)
+
+
 def test_demands(files: Files) -> None:
     words = ("--pin", "left=1", "--pin", "right=0", "--together", "left", "-m", "4")
     plan = run_json("plan", files.graph, "--device", "cpu-core", "-n", 2, "-b", 8, *words)

@@ -58,6 +58,14 @@ def plan(
             help="Plan for a published profile or a plain cost graph instead of a model.",
         ),
     ] = None,
+    profiled_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--profiled-batch",
+            min=1,
+            help="Samples that a profile of PipeDream was taken with, which it does not say.",
+        ),
+    ] = None,
     device: options.DeviceName = None,
     devices: options.Devices = None,
     per_node: options.PerNode = None,
@@ -134,7 +142,7 @@ def plan(
     from graphpipe.planner.search import plan as search
     from graphpipe.programs.planning import Hardware, Source
 
-    problem = Source(model, graph).problem(
+    problem = Source(model, graph, profiled_batch).problem(
         Hardware(cluster, device, devices, per_node, memory),
         batch_size=batch_size,
         costs=costs,

@@ -131,12 +131,16 @@ class Source:
     Args:
         model: ``zoo:NAME``, ``file.py:factory``, or the file of a captured graph (``.json``).
         graph: A published profile or a plain cost graph.
+        profiled_batch: Samples of the mini-batch that a profile of PipeDream was taken with;
+            the file does not say it.
 
     Raises:
-        InputError: Unless exactly one of them is given.
+        InputError: Unless exactly one of model and graph is given.
     """
 
-    def __init__(self, model: str | None, graph: Path | None) -> None:
+    def __init__(
+        self, model: str | None, graph: Path | None, profiled_batch: int | None = None
+    ) -> None:
         if (model is None) == (graph is None):
             raise InputError(
                 "What to plan for is not clear",
@@ -145,6 +149,7 @@ class Source:
             )
         self._model = model
         self._path = graph
+        self._profiled_batch = profiled_batch
 
     @cached_property
     def _captured(self) -> tuple[ModelGraph, int | None]:
@@ -158,7 +163,7 @@ class Source:
     @cached_property
     def _file(self) -> GraphFile:
         assert self._path is not None
-        return load_graph_file(self._path)
+        return load_graph_file(self._path, profiled_batch=self._profiled_batch)
 
     def problem(
         self,

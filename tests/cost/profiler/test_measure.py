@@ -129,6 +129,17 @@ def test_a_second_round_is_merged_with_the_first(meter: Meter, facts: dict[str, 
     assert both.saved == first.saved
 
 
+def test_the_peak_of_a_gpu_is_its_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda d: seen.append(str(d)))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda d: 170)
+    on_gpu = object.__new__(Meter)  # a whole one would measure on the device
+    on_gpu.device = torch.device("cuda", 0)
+    assert (on_gpu._reset_peak(), on_gpu._peak()) == (100, 170)
+    assert seen == ["cuda:0"]
+
+
 def test_gradient_sums(meter: Meter) -> None:
     assert meter.add((1000,), torch.float32).seconds > 0
     assert meter.accumulate((1000,), torch.float32).seconds > 0

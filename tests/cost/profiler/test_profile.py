@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from graphpipe.cost.analytic import estimate
+from graphpipe.cost.cluster import Cluster, Device
 from graphpipe.cost.profiler import measure, profile
 from graphpipe.cost.profiler.facts import OpFacts
 from graphpipe.cost.profiler.measure import Budget, Meter, OpMeasurement
 from graphpipe.cost.table import CostTable
 from graphpipe.errors import CostError
 from graphpipe.graph.capture import capture
+from graphpipe.planner.search import plan
 from tests.cost.profiler.model import hard_graph
 
 QUICK = Budget(0.0, 2, 2)
@@ -139,6 +141,11 @@ def test_an_op_that_runs_out_of_memory_is_left_out_at_that_size(
     assert "4 samples" in costs.notes[0]
     assert np.isfinite(costs.stage_seconds([row], "cpu-core", 2)[0])
     assert costs.stage_seconds([row], "cpu-core", 3)[0] == np.inf
+    # The search goes on without these sizes.
+    cluster = Cluster(devices=(Device(kind="cpu-core", memory_bytes=2**30),) * 2)
+    found = plan(graph, costs, cluster, batch_size=8)
+    stage = next(item for item in found.stages if graph.ops[row].name in item.ops)
+    assert stage.micro_batch <= 2
 
 
 def test_an_op_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
