@@ -45,9 +45,14 @@ def by_contention(space: Space, finalists: Sequence[Found]) -> Found:
 def contended_ns(space: Space, found: Found) -> int:
     """Iteration of a scheduled layout where messages share links and network cards.
 
-    One copy is simulated; the others are like it.
+    One copy is simulated where the others are like it; copies that lie side by side share
+    network cards with one another, so there all of them are.
     """
     layout, score = found.layout, found.score
+    if layout.far and layout.copies > 1:
+        whole = with_prediction(to_plan(space, found, (), "")).prediction
+        assert whole is not None
+        return whole.iteration_ns
     structure = space.structure(layout.assign, layout.merged)
     assert structure is not None
     ranks = space.part_ranks(layout)
