@@ -21,7 +21,7 @@ def test_copies_side_by_side_are_simulated_with_one_another() -> None:
     found = []
     for far in (False, True):
         for batch in (1, 2, 4):
-            layout = Layout(2, (1, 1), (0, 0, 1, 1, 1), batch, slack=1, far=far)
+            layout = Layout(2, (1, 1), (0, 1, 0, 1, 1), batch, slack=1, far=far)
             point = Plane(0.0, 2, 2, far, batch, True)
             result = score(space, layout)
             assert result is not None
