@@ -91,7 +91,9 @@ def kinds(pipe: Pipeline, plan: Plan, graph: ModelGraph, folder: Path) -> dict[s
         ),
         "meta parameters": (lambda: _made(plan, model=_on_meta(), graph=None), "meta device"),
         "micro-batch does not divide": (
-            lambda: manual_plan(graph, [Part("p", 3), Part("q r1 r2 r3 cat", 2)], batch_size=12),
+            lambda: _made(
+                manual_plan(graph, [Part("p", 3), Part("q r1 r2 r3 cat", 2)], batch_size=12)
+            ),
             "micro-batch",
         ),
         "unknown stage": (
@@ -161,7 +163,7 @@ def test_every_kind_of_bad_input(tmp_path: Path) -> None:
     wrong: list[str] = []
     for kind, (_, pattern) in wants.items():
         (name, text, seconds, sent), other = (result[kind] for result in results)
-        if name in ("", "foreign") or not re.search(f"(?s){pattern}", text):
+        if name in ("", "foreign") or not re.search(f"(?si){pattern}", text):
             wrong.append(f"{kind}: {name} {text}")
         elif (name, text) != other[:2]:
             wrong.append(f"{kind}: {text!r} on rank 0 and {other[1]!r} on rank 1")

@@ -16,6 +16,11 @@ def initial_values(
     """Where the ranks' initial values come from; see ``Pipeline`` for the arguments."""
     values = whole_values(first.graph, first.program.state, model)
     source: StateSource = ModelState(values)
+    if init == "model" and state is None:
+        # Here and not where a rank makes its own, so that all ranks name the same parameter.
+        for item in first.graph.parameters:
+            if item.canonical in values and values[item.canonical].is_meta:
+                source.tensor(item.canonical)
     if init == "seeded":
         source = SeededState(model, seed, values)
     if state is not None:
