@@ -296,7 +296,8 @@ class _Rewriter:
         return made
 
     def _first_op(self) -> fx.Node:
-        return next(node for node in self._graph.nodes if node.op != "placeholder")
+        found: fx.Node = next(node for node in self._graph.nodes if node.op != "placeholder")
+        return found
 
     def _add(
         self,
