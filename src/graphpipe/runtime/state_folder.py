@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from graphpipe.errors import CheckpointError
 from graphpipe.runtime.checkpoint.folder import INDEX, complete_checkpoints, locate, read_index
@@ -65,7 +66,7 @@ class DistributedState:
         self._fallback = fallback
         self._aliases = aliases
         try:
-            entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+            entries = FileSystemReader(path).read_metadata().state_dict_metadata
         except Exception as error:  # what it holds is a pickle: anything may go wrong
             raise CheckpointError(
                 f"Cannot read the index of the distributed checkpoint: {error}",
@@ -106,9 +107,9 @@ class DistributedState:
                 with warnings.catch_warnings():
                     # "Assuming the intent is to load in a single process": it is.
                     warnings.simplefilter("ignore", UserWarning)
-                    dcp.load(
+                    load(
                         {self._prefix + key: value},
-                        storage_reader=dcp.FileSystemReader(self._path),
+                        storage_reader=FileSystemReader(self._path),
                         no_dist=True,
                     )
             except (CheckpointException, OSError, RuntimeError) as error:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from graphpipe.errors import CheckpointError, GraphPipeError
 from graphpipe.graph.model_graph import ModelGraph
@@ -258,7 +259,7 @@ class Checkpointer:
         )
         try:
             with self._told("save"):
-                metadata = dcp.save(
+                metadata = save(
                     {}, storage_writer=writer, planner=planner, process_group=group,
                     no_dist=group is None,
                 )  # fmt: skip
@@ -296,7 +297,7 @@ class Checkpointer:
         planner = PieceLoadPlanner(lambda: _known_errors(prepare), lambda: restore[0].index)
         reader = FolderReader(lambda: restore[0].folder, lambda: restore[0].index, self._watch)
         with self._told("load"):
-            dcp.load(
+            load(
                 {}, storage_reader=reader, planner=planner, process_group=group,
                 no_dist=group is None,
             )  # fmt: skip
@@ -387,7 +388,7 @@ class _NamingWriter(FolderWriter):
         super().__init__(planner, begin, finish, watch)
         self._final = final
 
-    def finish(self, metadata: dcp.Metadata, results: Any) -> None:
+    def finish(self, metadata: Metadata, results: Any) -> None:
         super().finish(metadata, results)
         metadata.storage_meta = StorageMeta(checkpoint_id=str(self._final[0]))
 

@@ -17,26 +17,25 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch.distributed.checkpoint import (
-    LoadPlan,
-    LoadPlanner,
-    Metadata,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    StorageReader,
-    StorageWriter,
-    WriteItem,
-)
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from graphpipe.errors import CheckpointError
@@ -171,7 +170,9 @@ class FolderWriter(StorageWriter):
             number = item.index.index
             assert number is not None
             piece = self._planner.pieces[number]
-            tensor = planner.resolve_data(item).cpu().contiguous()
+            data = planner.resolve_data(item)
+            assert isinstance(data, torch.Tensor)
+            tensor = data.cpu().contiguous()
             if tensor.untyped_storage().data_ptr() in seen:
                 tensor = tensor.clone()  # the file format refuses tensors that share memory
             seen.add(tensor.untyped_storage().data_ptr())
@@ -408,7 +409,8 @@ class OpenFile:
 
     def __enter__(self) -> OpenFile:
         try:
-            self._opened = safe_open(str(self._path), framework="pt").__enter__()
+            opened: Any = safe_open(str(self._path), framework="pt")
+            self._opened = opened.__enter__()
         except (SafetensorError, OSError) as error:
             raise self._damaged(str(error)) from None
         return self
