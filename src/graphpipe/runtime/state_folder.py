@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from graphpipe.errors import CheckpointError
 from graphpipe.runtime.checkpoint.folder import INDEX, complete_checkpoints, locate, read_index
 from graphpipe.runtime.checkpoint.plain import read_tensors
+from graphpipe.runtime.metadata_pickle import SafeReader
 from graphpipe.runtime.state import FileState, StateSource
 
 METADATA = ".metadata"
@@ -66,7 +66,7 @@ class DistributedState:
         self._fallback = fallback
         self._aliases = aliases
         try:
-            entries = FileSystemReader(path).read_metadata().state_dict_metadata
+            entries = SafeReader(path).read_metadata().state_dict_metadata
         except Exception as error:  # what it holds is a pickle: anything may go wrong
             raise CheckpointError(
                 f"Cannot read the index of the distributed checkpoint: {error}",
@@ -109,7 +109,7 @@ class DistributedState:
                     warnings.simplefilter("ignore", UserWarning)
                     load(
                         {self._prefix + key: value},
-                        storage_reader=FileSystemReader(self._path),
+                        storage_reader=SafeReader(self._path),
                         no_dist=True,
                     )
             except (CheckpointException, OSError, RuntimeError) as error:
