@@ -82,8 +82,10 @@ def elastic_plan(
 
 def cluster_of(ranks: list[tuple[int, str]]) -> Cluster:
     """The cluster of ranks on these (node, kind of device); links as the catalogue has them."""
+    # Nodes that were lost leave gaps in torchrun's numbers; a cluster has none.
+    numbers = {node: number for number, node in enumerate(sorted({node for node, _ in ranks}))}
     devices = tuple(
-        Device(kind=kind, memory_bytes=find_device(kind).memory_bytes, node=node)
+        Device(kind=kind, memory_bytes=find_device(kind).memory_bytes, node=numbers[node])
         for node, kind in ranks
     )
     slowest = min(
