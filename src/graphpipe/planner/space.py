@@ -311,7 +311,7 @@ class Space:
                 batch = layout.batch_of(part)
                 # Equal r_s b_s where it divides; else equal b_s.
                 size = batch // replicas if batch % replicas == 0 else batch
-                if size > samples:
+                if not 1 <= size <= samples:
                     return None
             if fewest < samples and -(-fewest // size) != -(-samples // size):
                 # Copies run the same task lists.
