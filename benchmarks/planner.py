@@ -93,6 +93,12 @@ class Cell(NamedTuple):
         free = [d.model_copy(update={"memory_bytes": FREE_MEMORY}) for d in cluster.devices]
         return cluster.model_copy(update={"devices": tuple(free)})
 
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """The input as rows name it."""
+        memory = min(device.memory_bytes for device in self.cluster.devices)
+        return self.model, self.devices, self.batch_size, memory
+
     def holds(self, row: ComparisonRow) -> bool:
         """Whether a row is about this input."""
         return (row.model, row.devices, row.batch_size, row.memory_bytes < FREE_MEMORY) == self
@@ -333,6 +339,7 @@ def main() -> None:
     parser.add_argument(
         "--commands", help="what made the rows, for the page; default: this command"
     )
+    parser.add_argument("--remark", action="append", default=[], help="a paragraph of the page")
     parser.add_argument("--models", type=_names, default=list(PER_DEVICE))
     parser.add_argument("--devices", type=_numbers, default=[4, 8, 16, 32])
     parser.add_argument("--fractions", type=_fractions, default=[1.0, 0.25])
@@ -358,7 +365,9 @@ def main() -> None:
     print("\n" + summary(found))
     if args.markdown is not None:
         commands = args.commands or " ".join(["python", "benchmarks/planner.py", *sys.argv[1:]])
-        args.markdown.write_text(page(found, commands), encoding="utf-8")
+        wanted = [cell.key for cell in cells(args)]
+        text = page(found, commands, wanted, args.remark)
+        args.markdown.write_text(text, encoding="utf-8")
 
 
 def _names(text: str) -> list[str]:

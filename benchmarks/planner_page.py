@@ -43,12 +43,19 @@ def with_bound_of_ours(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     return found
 
 
-def page(rows: Sequence[ComparisonRow], commands: str) -> str:
+def page(
+    rows: Sequence[ComparisonRow],
+    commands: str,
+    wanted: Sequence[_Key],
+    remarks: Sequence[str] = (),
+) -> str:
     """Markdown with every row: throughputs, gaps, search times, ablations.
 
     Args:
         rows: Of ``benchmarks/planner.py``, with ratios.
         commands: What made them.
+        wanted: The inputs that belong into the tables; those without rows are named.
+        remarks: On how the rows were made.
     """
     cells = [row for row in rows if not row.variant.startswith((SEARCH, ABLATION))]
     blocks = [
@@ -58,13 +65,15 @@ def page(rows: Sequence[ComparisonRow], commands: str) -> str:
         "is simulated: nodes of eight V100-16GB, costs from the analytic estimate, every planner "
         "on the same costs and judged by the same simulator. Search times are CPU seconds.",
         "A number in the column of a planner is our throughput over its: 1.10 means that ours "
-        "is 10 % faster. *published* is the best of all planners as published, *chain* the best "
-        "chain with all our freedoms (micro-batch sizes, replicas, copies, slack, recomputation, "
-        "simulator). `*`: the planner did not end on the graph in its time, or refuses it, and "
-        "got one with its chains fused; `-`: it has no plan that fits. *gap* is our iteration "
-        "time above [the lower bound](../lower-bound.md), *peak* the fullest device.",
+        "is 10 % faster. *published* is the best of the planners as published that were run, "
+        "*chain* the best chain with all our freedoms (micro-batch sizes, replicas, copies, "
+        "slack, recomputation, simulator). `*`: the planner did not end on the graph in its time, or refuses it, and "
+        "got one with its chains fused; `-`: it has no plan that fits; `?`: not run. *gap* is our "
+        "iteration time above [the lower bound](../lower-bound.md), *peak* the fullest device.",
+        *remarks,
         "## In short",
         summary(rows, markdown=True),
+        _missing(cells, wanted),
         *_cell_tables(cells),
         *_gap_tables(cells),
         *_search_table(rows),
@@ -89,16 +98,32 @@ def summary(rows: Sequence[ComparisonRow], *, markdown: bool = False) -> str:
         )
     ours = [row for row in cells if row.planner == OURS and row.search_seconds is not None]
     for model in dict.fromkeys(row.model for row in ours):
-        times = [
-            row.search_seconds or 0.0
-            for row in ours
-            if row.model == model and row.devices == max(r.devices for r in ours)
-        ]
+        mine = [row for row in ours if row.model == model]
+        most = max(row.devices for row in mine)
+        times = [row.search_seconds or 0.0 for row in mine if row.devices == most]
         lines.append(
-            f"default search of {model} at {max(r.devices for r in ours)} devices: "
-            f"{min(times):.2f} to {max(times):.2f} s"
+            f"default search of {model} at {most} devices: {min(times):.2f} to {max(times):.2f} s"
         )
     return "\n".join(f"- {line}" if markdown else f"  {line}" for line in lines)
+
+
+def _missing(cells: Sequence[ComparisonRow], wanted: Sequence[_Key]) -> str:
+    """Which rows there are not yet."""
+    have = {(*input_of(row), row.planner) for row in cells}
+    lacking = {name: sum((*key, name) not in have for key in wanted) for name in PLANNERS}
+    if not any(lacking.values()):
+        return ""
+    counts = ", ".join(f"{name} {count}" for name, count in lacking.items() if count)
+    bare = [
+        f"{model} on {devices} devices, B = {size}, {'16 GB' if memory < FREE_MEMORY else 'free'}"
+        for model, devices, size, memory in wanted
+        if all((model, devices, size, memory, name) not in have for name in PLANNERS)
+    ]
+    text = (
+        f"**Not run yet**, of {len(wanted)} cells each (the command goes on where its file "
+        f"ends): {counts}."
+    )
+    return text + (f" No row at all: {'; '.join(bare)}." if bare else "")
 
 
 def _machine() -> str:
@@ -139,7 +164,7 @@ def _cell_tables(cells: Sequence[ComparisonRow]) -> list[str]:
                         f"{ours.bubble or 0:.1%}",
                         f"{(ours.peak_memory_bytes or 0) / 2**30:.1f} GiB",
                         f"{ours.search_seconds or 0:.2f} s",
-                        f"{min(known):.2f}" if known else "-",
+                        f"{min(known):.2f}" if known else "?",
                         _ratio(others.get(CHAIN)),
                         *(_ratio(others.get(name)) for name in names),
                     ]
@@ -286,7 +311,9 @@ def _ablation_table(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def _ratio(row: ComparisonRow | None) -> str:
-    if row is None or row.ratio is None:
+    if row is None:
+        return "?"
+    if row.ratio is None:
         return "-"
     return f"{row.ratio:.2f}{'*' if row.fused else ''}"
 
