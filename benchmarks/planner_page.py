@@ -68,8 +68,9 @@ def page(
         "is 10 % faster. *published* is the best of the planners as published that were run, "
         "*chain* the best chain with all our freedoms (micro-batch sizes, replicas, copies, "
         "slack, recomputation, simulator). `*`: the planner did not end on the graph in its "
-        "time, or refuses it, and got one with its chains fused; `-`: it has no plan that fits; `?`: not run. *gap* is our "
-        "iteration time above [the lower bound](../lower-bound.md), *peak* the fullest device.",
+        "time, or refuses it, and got one with its chains fused; `-`: it has no plan that fits; "
+        "`?`: not run. *gap* is our iteration time above [the lower bound](../lower-bound.md), "
+        "*peak* the fullest device.",
         *remarks,
         "## In short",
         summary(rows, markdown=True),
