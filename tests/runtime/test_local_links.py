@@ -13,7 +13,7 @@ import torch.distributed as dist
 from graphpipe.errors import ScheduleError
 from graphpipe.runtime.failures import PeerLostError
 from graphpipe.runtime.launch import launch
-from graphpipe.runtime.local_links import SHORT_BYTES, Link, connect
+from graphpipe.runtime.local_links import SHORT_BYTES, Link, _own, connect
 from graphpipe.runtime.process_group import ProcessGroupTransport
 
 
@@ -56,6 +56,52 @@ def test_a_sender_never_waits_for_a_receiver_that_is_behind() -> None:
     assert into.sum() == 3
     here.close()
     there.close()
+
+
+class _Pausing:
+    """A lock that keeps a thread which has written everything from going on."""
+
+    def __init__(self, link: Link) -> None:
+        self.emptied, self.resume = threading.Event(), threading.Event()
+        self._link, self._lock, self._main = link, link._lock, threading.current_thread()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *args: object) -> None:
+        empty = not self._link._backlog
+        self._lock.release()
+        if empty and threading.current_thread() is not self._main and not self.emptied.is_set():
+            self.emptied.set()
+            self.resume.wait(30)
+
+
+def test_only_one_thread_writes_however_long_the_last_one_takes_to_end() -> None:
+    here, there = _pair()
+    for link in (here, there):
+        link._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        link._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lock = _Pausing(here)
+    here._lock = lock  # type: ignore[assignment]
+    into = torch.empty(SHORT_BYTES // 4)
+    for number in range(3):
+        here.send(torch.full_like(into, float(number)), number)
+        if number == 1:
+            lock.resume.set()
+            time.sleep(0.05)  # were the first thread to go on writing, it would now
+        assert there.receive(into, number).poll()
+        assert bool((into == number).all())
+        assert lock.emptied.wait(30)
+    here.close()
+    there.close()
+
+
+def test_only_processes_of_this_user_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = socket.socketpair()
+    with one, two:
+        assert _own(one)
+        monkeypatch.setattr("os.getuid", lambda: 123456)
+        assert not _own(one)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ SMALL_BYTES = 4096
 """Up to so many ranks and bytes everyone tells everyone; beyond, gloo's algorithms are better."""
 _HEADER = struct.Struct("<qq")
 _HELLO = struct.Struct("<q32s")
+_CREDENTIALS = struct.Struct("iII")
 _BUFFER_BYTES = 4 * 2**20
 _DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 
@@ -113,10 +114,7 @@ class Link:
     def _flush(self) -> None:
         """Writes what is left, in order; ends when nothing is."""
         while True:
-            with self._lock:
-                if not self._backlog:
-                    return
-                content, _ = self._backlog[0]
+            content, _ = self._backlog[0]  # only this thread takes any away
             try:
                 self._socket.sendall(content)
             except OSError as error:
@@ -125,6 +123,9 @@ class Link:
                 return
             with self._lock:
                 self._backlog.popleft()
+                # In the same breath: whoever finds the backlog empty starts another thread.
+                if not self._backlog:
+                    return
 
     def receive(self, into: torch.Tensor, key: object) -> Handle:
         """Posts a receive; messages are handed out in the order of the posts."""
@@ -262,10 +263,10 @@ def connect(rank: int, world_size: int, group: Any, timeout: float) -> LocalLink
     machine = _machine()
     listener: socket.socket | None = None
     if machine is not None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(f"\0graphpipe-{token}")
-        listener.listen(world_size)
-        listener.settimeout(timeout)
+        try:
+            listener = _listen(f"\0graphpipe-{token}", world_size, timeout)
+        except OSError:
+            machine = None  # the others must not wait: they reach this rank over gloo
     everyone: list[Any] = [None] * world_size
     dist.all_gather_object(everyone, (machine, token), group=group)
     if listener is None:
@@ -281,10 +282,13 @@ def connect(rank: int, world_size: int, group: Any, timeout: float) -> LocalLink
                 found[peer] = made
         while len(found) < len(here):
             made, _ = listener.accept()
+            if not _own(made):
+                made.close()
+                continue
             made.settimeout(timeout)
             hello = made.recv(_HELLO.size, socket.MSG_WAITALL)
             peer, said = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
-            # Only a rank of this run knows the token that it told the others.
+            # Of the user's processes, only a rank of this run says the token it was told.
             if peer not in here or peer in found or said != everyone[peer][1].encode():
                 made.close()
                 continue
@@ -302,13 +306,37 @@ def connect(rank: int, world_size: int, group: Any, timeout: float) -> LocalLink
     return LocalLinks({peer: Link(peer, made, timeout) for peer, made in found.items()})
 
 
+def _listen(name: str, backlog: int, timeout: float) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(name)
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    listener.settimeout(timeout)
+    return listener
+
+
+def _own(connection: socket.socket) -> bool:
+    """Whether a process of this user is at the other end.
+
+    The names of such sockets, and so the tokens in them, can be read by every user of the
+    machine.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(raw)
+    return bool(user == os.getuid())
+
+
 def _machine() -> str | None:
-    """Names the machine and its network namespace; None where such sockets do not exist."""
+    """Names the machine, namespaces and user; None where such sockets do not exist."""
     if sys.platform != "linux":
         return None
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.getuid()}"
+        spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "user")]
+        return f"{boot}/{spaces}/{os.getuid()}"
     except OSError:
         return None
 
