@@ -480,7 +480,9 @@ class Pipeline:
             CheckpointError: if it cannot be written, or ``data`` or a scheduler has something
                 that is not plain data. A failure in the background is raised by the handle,
                 and by whatever waits for the save.
+            RuntimeSetupError: if an earlier call failed: parameters may be half stepped.
         """
+        self._check_whole()
         if self._accumulated:
             raise CheckpointError(
                 "Gradients that were accumulated are not part of a checkpoint",

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from graphpipe.errors import CheckpointError
+from graphpipe.errors import CheckpointError, RuntimeSetupError, StageFailedError
+from graphpipe.graph.capture import capture
 from graphpipe.runtime.checkpoint.folder import INDEX, complete_checkpoints
 from graphpipe.runtime.checkpoint.plain import load_state_dict
 from graphpipe.runtime.launch import launch
@@ -20,6 +22,7 @@ from graphpipe.runtime.pipeline import Pipeline
 from tests.runtime.checkpoint.runs import assert_close, assert_equal, dropping, run
 from tests.runtime.equality import adamw, example, halves, sgd
 from tests.runtime.manual import Part, manual_plan
+from tests.runtime.models import cross_entropy
 
 DIAMOND = [Part("stem", 2), Part("a", 2), Part("b", 2), Part("cat", 2)]
 FEWER = [Part("stem", 4, (0,)), Part("a", 4, (1,)), Part("b", 4, (0,)), Part("cat", 4, (1,))]
@@ -197,6 +200,55 @@ def test_refusals_name_what_differs_and_change_nothing(tmp_path: Path) -> None:
     apart.save(tmp_path / "apart")
     with pytest.raises(CheckpointError, match="saved with different options"):
         _pipe().load(tmp_path / "apart")
+
+
+class Cached(nn.Module):
+    """Scales by a buffer that is not part of its state."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_buffer("cache", torch.arange(float(length)), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x).relu()) * self.cache.mean()
+
+
+def test_a_buffer_of_another_shape_is_never_filled_in_part(tmp_path: Path) -> None:
+    pipes = []
+    for length in (4, 8):
+        torch.manual_seed(0)
+        model, x, targets = Cached(length), torch.randn(12, 6), torch.randint(0, 3, (12,))
+        graph = capture(model, (x,), targets=targets, loss_fn=cross_entropy)
+        plan = manual_plan(graph, [Part("a", 4), Part("b", 4)], batch_size=12)
+        pipes.append(Pipeline(model, plan, cross_entropy, sgd, graph=graph, transport="in_process"))
+    pipes[0].step(x, targets=targets)
+    pipes[0].save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"cache is float32 \[4\] in the checkpoint and"):
+        pipes[1].load(tmp_path)
+    assert pipes[1].iterations == 0
+    pipes[1].load(tmp_path, model_only=True)
+    (cache,) = (w.state["cache"] for w in pipes[1].workers if "cache" in w.state)
+    assert torch.equal(cache, torch.arange(8.0))
+    want = pipes[0].state_dict()
+    assert all(torch.equal(v, want[name]) for name, v in pipes[1].state_dict().items())
+
+
+def test_what_a_failed_step_left_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = _pipe()
+    made, _ = example("diamond")
+
+    def fails() -> None:
+        raise ValueError("no memory")
+
+    monkeypatch.setattr(pipe.optimizers[-1], "step", fails)
+    with pytest.raises(StageFailedError, match="no memory"):
+        pipe.step(made.args, targets=made.targets)
+    with pytest.raises(RuntimeSetupError, match="failed in an earlier call"):
+        pipe.save(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from graphpipe.errors import CheckpointError
+from graphpipe.runtime.checkpoint.engine import FolderWriter
 from graphpipe.runtime.checkpoint.folder import (
     INDEX,
     MARKER,
@@ -174,6 +176,44 @@ def test_export_and_state_files(tmp_path: Path) -> None:
         assert torch.equal(source.tensor(name), value)
     with pytest.raises(CheckpointError, match="Cannot write the file"):
         export(tmp_path, tmp_path / "no" / "such" / "folder")
+
+
+def test_a_file_that_is_not_there_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = pipeline()
+    good = pipe.save(tmp_path).path
+    step(pipe)
+    write = FolderWriter.write_data
+
+    def elsewhere(self: FolderWriter, plan: Any, planner: Any) -> Any:
+        """What the coordinator sees where the machines share no disk."""
+        done = write(self, plan, planner)
+        (Path(plan.storage_data) / "model-00000.safetensors").unlink()
+        return done
+
+    monkeypatch.setattr(FolderWriter, "write_data", elsewhere)
+    with pytest.raises(CheckpointError, match=r"not in its folder.*model-00000.safetensors"):
+        pipe.save(tmp_path, keep=1)
+    assert list(tmp_path.iterdir()) == [good]
+
+
+def test_checkpoints_of_a_training_that_was_left_are_set_aside(tmp_path: Path) -> None:
+    pipe = pipeline()
+    for _ in range(3):
+        step(pipe)
+        pipe.save(tmp_path)
+    pipe.load(tmp_path / "step-00000001")
+    step(pipe)
+    with pytest.warns(UserWarning, match=r"step-00000003 is of another training.*step 2"):
+        newest = pipe.save(tmp_path, data="again", keep=2).path
+    names = [item.name for item in complete_checkpoints(tmp_path)]
+    assert names == ["step-00000002.2", "step-00000001"]
+    assert latest_checkpoint(tmp_path) == newest
+    (aside,) = (item for item in tmp_path.iterdir() if item.name.startswith("set-aside-"))
+    verify(aside)
+    pipe.load(aside)
+    assert pipe.iterations == 3
 
 
 def test_a_marker_without_its_index_is_refused(tmp_path: Path) -> None:

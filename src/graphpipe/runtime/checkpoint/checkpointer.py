@@ -318,10 +318,12 @@ class Checkpointer:
 
     def close(self) -> None:
         """Waits for a save in the background, and lets the group go."""
-        self.settle()
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-            self._group = None
+        try:
+            self.settle()
+        finally:
+            if self._group is not None:
+                dist.destroy_process_group(self._group)
+                self._group = None
 
     def _ensure_group(self) -> Any:
         """A group of our own, so that a save in the background meets no other traffic; None

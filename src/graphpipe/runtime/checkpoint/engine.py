@@ -216,6 +216,14 @@ class FolderWriter(StorageWriter):
                     got=about,
                 )
             chunks.setdefault(label, []).append(chunk)
+        files = {chunk.file for blocks in chunks.values() for chunk in blocks}
+        missing = sorted(file for file in files if not (self._folder / file).is_file())
+        if missing:
+            raise CheckpointError(
+                "A rank wrote a file of the checkpoint that is not in its folder",
+                where=str(self._folder / missing[0]),
+                fix="Save into a folder that all machines share, and into which no other run saves",
+            )
         tensors = tuple(
             TensorEntry(**about, chunks=tuple(sorted(chunks[label], key=lambda c: c.offsets)))
             for label, about in sorted(found.items())

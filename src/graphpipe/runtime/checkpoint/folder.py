@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from graphpipe.runtime.checkpoint.index import Index
 INDEX = "index.json"
 MARKER = "COMPLETE"
 _NAME = re.compile(r"^step-(\d{8,})(?:\.(\d+))?$")
-_PARTIAL, _DELETED = ".partial-", ".deleted-"
+_PARTIAL, _DELETED, _ASIDE = ".partial-", ".deleted-", "set-aside-"
 
 
 def begin(root: Path) -> Path:
@@ -61,9 +62,25 @@ def finish(folder: Path, index: Index, step: int, keep: int | None) -> Path:
         attempt += 1
         target = root / f"step-{step:08d}.{attempt}"
     folder.rename(target)
+    _set_aside(root, step)
     sync_folder(root)
     _retain(root, target, step, keep)
     return target
+
+
+def _set_aside(root: Path, step: int) -> None:
+    """Renames checkpoints of later steps: they are of a training that this one does not go on
+    from, and the newest checkpoint must be the one that was saved last."""
+    for path in complete_checkpoints(root):
+        if _order(path)[0] > step:
+            aside = root / f"{_ASIDE}{path.name}-{secrets.token_hex(4)}"
+            with contextlib.suppress(OSError):
+                path.rename(aside)
+                warnings.warn(
+                    f"{path} is of another training, which was further than step {step}: "
+                    f"it is now {aside}",
+                    stacklevel=2,
+                )
 
 
 def _retain(root: Path, newest: Path, step: int, keep: int | None) -> None:

@@ -63,6 +63,16 @@ class Restore:
         self.index = index
         check_model(index, graph, str(folder))
         self._graph = graph
+        self._others = _other_buffers(index, graph)
+        if self._others and not model_only:
+            raise CheckpointError(
+                "Buffers that are not part of the model's state differ from the checkpoint's",
+                where=str(folder),
+                expected="buffers of the same shapes and dtypes",
+                got=_some(list(self._others.values())),
+                fix="Build the model as it was saved, or load with model_only=True, which then "
+                "leaves these buffers as they are",
+            )
         self.pieces: list[Piece] = []
         """Blocks on the CPU, to be filled before :meth:`commit`."""
         self._parts = [
@@ -78,7 +88,7 @@ class Restore:
         for key in worker.state:
             place = place_of(self._graph.parameter_by_name[key])
             entry = saved.get(place.name)
-            if entry is not None:
+            if entry is not None and place.name not in self._others:
                 shape = tuple(worker.state[key].shape)
                 part.state[key] = self._block(entry, shape, place.offsets)
         if not model_only:
@@ -218,6 +228,20 @@ def check_model(index: Index, graph: ModelGraph, where: str) -> None:
         got=f"those of {index.model or 'another'}; " + "; ".join(parts),
         fix="Load it into the model that it was saved from",
     )
+
+
+def _other_buffers(index: Index, graph: ModelGraph) -> dict[str, str]:
+    """By name, how a non-persistent buffer differs in shape or dtype from the saved one."""
+    saved = index.section("buffer")
+    out: dict[str, str] = {}
+    for item in graph.parameters:
+        entry = None if item.persistent else saved.get(item.name)
+        if entry is None:
+            continue
+        have, want = (f"{i.dtype} {list(i.shape)}" for i in (entry, item))
+        if have != want:
+            out[item.name] = f"{item.name} is {have} in the checkpoint and {want} in the model"
+    return out
 
 
 def _some(names: Sequence[str]) -> str:
