@@ -238,7 +238,8 @@ def _other_buffers(index: Index, graph: ModelGraph) -> dict[str, str]:
         entry = None if item.persistent else saved.get(item.name)
         if entry is None:
             continue
-        have, want = (f"{i.dtype} {list(i.shape)}" for i in (entry, item))
+        have = f"{entry.dtype} {list(entry.shape)}"
+        want = f"{item.dtype} {list(item.shape)}"
         if have != want:
             out[item.name] = f"{item.name} is {have} in the checkpoint and {want} in the model"
     return out
