@@ -14,7 +14,8 @@ from graphpipe.cli.app import app
 
 COMMANDS = (
     "capture", "profile", "plan", "explain", "compare", "simulate", "emulate", "train", "report",
-    "demo", "doctor", "cluster probe", "cluster show", "cluster devices",
+    "demo", "doctor", "cluster probe", "cluster show", "cluster devices", "rendezvous",
+    "checkpoint show", "checkpoint verify", "checkpoint export",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ def test_everything_is_shown_and_written(tmp_path: Path) -> None:
         [sys.executable, "-m", "graphpipe", *words],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ def test_capture(files: Files) -> None:
 
 
 def test_explain(files: Files) -> None:
-    assert "Bottleneck: " in run("explain", files.plan).stdout
+    assert "The bottleneck is device" in run("explain", files.plan).stdout
     lines = run_json("explain", files.plan, "--graph", files.graph)["lines"]
     assert any("bound" in line or "least" in line or "less than" in line for line in lines)
 

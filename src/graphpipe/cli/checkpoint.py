@@ -28,7 +28,11 @@ def register(app: typer.Typer) -> None:
 
 
 def show(output: Output, folder: Folder) -> None:
-    """Says what a checkpoint holds (the newest complete one of a folder)."""
+    """Says what a checkpoint holds (the newest complete one of a folder).
+
+    \b
+      graphpipe checkpoint show checkpoints
+    """
     from graphpipe.runtime.checkpoint.folder import complete_checkpoints, locate, read_index
 
     found = locate(folder)
@@ -58,7 +62,11 @@ def show(output: Output, folder: Folder) -> None:
 
 
 def verify(output: Output, folder: Folder) -> None:
-    """Reads a checkpoint whole and checks every byte against its checksums."""
+    """Reads a checkpoint whole and checks every byte against its checksums.
+
+    \b
+      graphpipe checkpoint verify checkpoints
+    """
     from graphpipe.runtime.checkpoint.folder import locate
     from graphpipe.runtime.checkpoint.plain import verify as run
 
@@ -73,7 +81,11 @@ def export(
     folder: Folder,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write (safetensors).")],
 ) -> None:
-    """Writes the parameters and buffers of a checkpoint as one safetensors file."""
+    """Writes the parameters and buffers of a checkpoint as one safetensors file.
+
+    \b
+      graphpipe checkpoint export checkpoints -o model.safetensors
+    """
     from graphpipe.runtime.checkpoint.plain import export as run
 
     path = run(folder, out)
