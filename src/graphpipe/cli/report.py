@@ -25,7 +25,10 @@ def report(
     ] = Path("report.html"),
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", help="A measured timeline of the plan, shown below the predicted."),
+        typer.Option(
+            "--trace",
+            help="A measured timeline (Timeline.save, or emulate -o), shown below the predicted.",
+        ),
     ] = None,
     comparison: Annotated[
         Path | None,
