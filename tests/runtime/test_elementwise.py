@@ -73,6 +73,7 @@ def test_element_wise_optimizers_are_accepted(build: Callable[..., Any]) -> None
         (lambda p: torch.optim.Adafactor(p, 0.1), "Adafactor cannot train.*not that of its slices"),
         (lambda p: torch.optim.Muon(p, 0.1), "Muon cannot train.*not that of its slices"),
         (lambda p: Scaled(p), "Scaled cannot train"),
+        (lambda p: Scaled(p, lr=1e-8), "Scaled cannot train"),
         (lambda p: Lazy(p, 0.1, object()), "Lazy cannot train.*could not be tried"),
     ],
 )

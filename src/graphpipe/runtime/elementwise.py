@@ -29,6 +29,8 @@ _ELEMENTWISE = {
 """Optimizers of torch whose update of an element depends on that element alone."""
 
 _STEPS = 3
+_LEAST_RATE = 1e-3
+"""Updates at a smaller learning rate drown in the weights that they are compared in."""
 
 
 def sliced_factory(factory: OptimizerFactory, graph: ModelGraph) -> OptimizerFactory:
@@ -75,8 +77,8 @@ def check_elementwise(optimizer: torch.optim.Optimizer, name: str) -> None:
         return
     for group in optimizer.param_groups:
         options = {k: v for k, v in group.items() if k not in ("params", "param_names")}
-        if not options.get("lr"):
-            options["lr"] = 0.1  # a learning rate that warms up from zero shows nothing
+        if options.get("lr") is not None and not options["lr"] > _LEAST_RATE:
+            options["lr"] = 0.1  # a learning rate that warms up from (nearly) zero shows nothing
         try:
             same = _same_in_slices(lambda params, o=options: _like(optimizer, params, o))  # type: ignore[misc]
         except Exception as error:
