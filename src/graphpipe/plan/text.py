@@ -30,10 +30,11 @@ def _headline(plan: Plan) -> list[str]:
     used = plan.world_size - len(plan.idle_devices)
     copies = f", {plan.copies} copies" if plan.copies > 1 else ""
     by = f" by {plan.planner}" if plan.planner else ""
+    order = plan.schedule.builder or ("searched" if plan.planner else "given")
     lines = [
         f"Plan for {plan.model or 'a model'}{by}: {format_count(len(plan.stages), 'stage')} on "
         f"{used} of {format_count(plan.world_size, 'device')}{copies}, mini-batch "
-        f"{format_count(plan.batch_size, 'sample')}, schedule {plan.schedule.builder or 'given'}"
+        f"{format_count(plan.batch_size, 'sample')}, schedule {order}"
     ]
     p = plan.prediction
     if p is None:
