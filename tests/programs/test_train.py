@@ -9,8 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from graphpipe.errors import InputError, RuntimeSetupError
-from graphpipe.programs.train import OPTIMIZERS, Settings, prepare, save_state, train
+from graphpipe.errors import CheckpointError, InputError, RuntimeSetupError
+from graphpipe.programs.train import (
+    OPTIMIZERS,
+    Settings,
+    _optimizer,
+    prepare,
+    save_state,
+    train,
+)
+from graphpipe.runtime.pipeline import Pipeline
 from graphpipe.zoo.load import load_job
 from tests.cli.helpers import MODEL
 
@@ -148,3 +156,18 @@ def with_tuples():
         whole, data=lambda size, epoch: ((b.args, b.targets) for b in whole.data(size, epoch))
     )
 """
+
+
+def test_a_checkpoint_without_a_position_is_not_resumed(model: str, tmp_path: Path) -> None:
+    settings = Settings(steps=2, save=tmp_path, resume=True)
+    prepared = prepare(model, settings, workers=2)
+    pipe = Pipeline(
+        prepared.model, prepared.plan, prepared.job.loss_fn, _optimizer(prepared.job, settings),
+        graph=prepared.graph, transport="in_process",
+    )  # fmt: skip
+    assert prepared.job.data is not None
+    batch = next(iter(prepared.job.data(8, 0)))
+    pipe.step(batch.args, targets=batch.targets)
+    pipe.save(tmp_path)
+    with pytest.raises(CheckpointError, match="where in the data training is"):
+        train(prepared, settings, lambda *_: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 from pathlib import Path
@@ -51,6 +52,14 @@ def test_a_trap_is_refused_and_does_not_go_off(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"names posix\.mkdir"):
         state_at(tmp_path, ModelState({}), {})
     assert not (tmp_path / "went off").exists()
+    good.planner_data = None
+    first = next(iter(good.storage_data))
+    good.storage_data[first] = dataclasses.replace(
+        good.storage_data[first], relative_path="../elsewhere"
+    )
+    index.write_bytes(pickle.dumps(good))
+    with pytest.raises(CheckpointError, match="outside of the folder"):
+        state_at(tmp_path, ModelState({}), {})
     index.write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(CheckpointError, match="it is a dict"):
         state_at(tmp_path, ModelState({}), {})

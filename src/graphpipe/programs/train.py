@@ -285,6 +285,13 @@ def _work(
     position = Position()
     if settings.save is not None and (settings.resume or settings.elastic):
         position = Position.of(pipe.load(settings.save, missing_ok=True))
+        if position.step != pipe.iterations:
+            raise CheckpointError(
+                "The checkpoint does not say where in the data training is",
+                where=str(settings.save),
+                expected="one saved by graphpipe train",
+                got=f"one after {pipe.iterations} mini-batches, with data at {position.step}",
+            )
     start = time.monotonic()
     batches, total = _batches(job, plan.batch_size, settings.steps, position)
     for batch, following in batches:

@@ -7,6 +7,7 @@ such an index consists of can be named; everything else is refused before it is 
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,6 +60,10 @@ class SafeReader(FileSystemReader):
             found = _IndexUnpickler(stream).load()
         if not isinstance(found, Metadata):
             raise pickle.UnpicklingError(f"it is a {type(found).__name__}, and no index")
+        for place in (found.storage_data or {}).values():
+            name = getattr(place, "relative_path", None)
+            if not isinstance(name, str) or Path(name).name != name:
+                raise pickle.UnpicklingError(f"it names a file outside of the folder, {name!r}")
         if getattr(found, "storage_meta", None) is None:
             found.storage_meta = StorageMeta()
         assert found.storage_meta is not None

@@ -65,6 +65,7 @@ def good_index() -> Index:
                 values={"a.weight": {"count": 3}},
             ),
             schedulers=({"last_epoch": 4, "base_lrs": {"per_group": "/base_lrs"}},),
+            scheduler_types=("StepLR",),
             scale={"scale": 8.0, "good_steps": 1},
             random={"0": {"python": encode((3, (1, 2), None), "x")}},
             data=encode({"epoch": 1, "order": (1, 2)}, "x"),

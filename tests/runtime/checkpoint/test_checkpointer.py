@@ -189,6 +189,12 @@ def test_refusals_name_what_differs_and_change_nothing(tmp_path: Path) -> None:
     fresh = _pipe()
     with pytest.raises(CheckpointError, match="another number of learning rate schedulers"):
         fresh.load(tmp_path, schedulers=[halving(item) for item in fresh.optimizers])
+    scheduled = _pipe()
+    steps = [torch.optim.lr_scheduler.StepLR(item, 2) for item in scheduled.optimizers]
+    scheduled.save(tmp_path / "scheduled", schedulers=steps)
+    fresh = _pipe()
+    with pytest.raises(CheckpointError, match=r"other kinds. Expected StepLR, got SequentialLR"):
+        fresh.load(tmp_path / "scheduled", schedulers=[halving(o) for o in fresh.optimizers])
     with pytest.raises(CheckpointError, match=r"no complete checkpoint.*no such folder"):
         fresh.load(tmp_path / "elsewhere")
 

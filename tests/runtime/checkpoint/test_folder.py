@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
 import shutil
@@ -224,3 +226,22 @@ def test_a_marker_without_its_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not the one that was saved"):
         pipe.load(folder)
     assert latest_checkpoint(tmp_path) is None
+
+
+def test_an_index_cannot_make_us_set_memory_aside(tmp_path: Path) -> None:
+    pipe = pipeline()
+    step(pipe)
+    folder = pipe.save(tmp_path).path
+    text = (folder / INDEX).read_text()
+    data = json.loads(text)
+    huge = [2**30, 2**10]
+    for entry in data["tensors"]:
+        if entry["key"] == "exp_avg" and entry["name"] == "stem.bias":
+            entry["shape"] = huge
+            entry["chunks"][0].update(shape=huge, offsets=[0, 0])
+    made = json.dumps(data).encode()
+    (folder / INDEX).write_bytes(made)
+    (folder / MARKER).write_text(hashlib.sha256(made).hexdigest())
+    for read in (pipe.load, verify):
+        with pytest.raises(CheckpointError, match=r"cannot hold stem.bias/exp_avg"):
+            read(folder)

@@ -88,6 +88,7 @@ class _Facts:
 
     optimizers: list[OptimizerEntry | None]
     schedulers: list[dict[str, Any]]
+    scheduler_types: list[str]
     random: dict[str, Any]
 
 
@@ -198,17 +199,19 @@ class Checkpointer:
         pieces: list[Piece] = []
         optimizers: list[OptimizerEntry | None] = []
         common: list[dict[str, Any]] = []
+        types: list[str] = []
         for worker in self._workers:
             owned = {key for key in worker.state if self._holders[key][0] == worker.rank}
             pieces += [piece for key, piece in state_pieces(worker, self._graph) if key in owned]
             pieces += optimizer_pieces(worker, self._graph, owned)
             mine = schedulers_of(worker, schedulers, self._workers)
+            types = types or [type(scheduler).__name__ for scheduler in mine]
             entry, states = optimizer_facts(worker, self._graph, mine)
             optimizers.append(entry)
             common = common or states
         if copy:
             pieces = [replace(p, tensor=p.tensor.to("cpu", copy=True)) for p in pieces]
-        return pieces, _Facts(optimizers, common, random_facts(self._device))
+        return pieces, _Facts(optimizers, common, types, random_facts(self._device))
 
     def _write(
         self,
@@ -231,6 +234,7 @@ class Checkpointer:
                 seed=progress.seed,
                 optimizer=merged_optimizer([item for f in facts for item in f.optimizers]),
                 schedulers=tuple(facts[0].schedulers),
+                scheduler_types=tuple(facts[0].scheduler_types),
                 scale=scale,
                 random={str(rank): item.random for rank, item in enumerate(facts)},
                 data=data,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +402,28 @@ class FolderReader(StorageReader):
                 ):
                     part = part.narrow(dim, start, length)
                 planner.resolve_tensor(item).copy_(part)
+
+
+def check_sizes(folder: Path, entries: Iterable[TensorEntry]) -> None:
+    """Makes sure that the files are as large as their blocks, before memory is set aside.
+
+    Raises:
+        CheckpointError: if a file is missing, or too small for a block that the index names.
+    """
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        for chunk in entry.chunks:
+            if chunk.file not in sizes:
+                path = folder / chunk.file
+                sizes[chunk.file] = path.stat().st_size if path.is_file() else -1
+            if math.prod(chunk.shape) * entry.torch_dtype.itemsize > sizes[chunk.file]:
+                raise CheckpointError(
+                    f"A file of the checkpoint is damaged: it cannot hold {chunk.key}",
+                    where=str(folder / chunk.file),
+                    expected=f"{entry.dtype} {list(chunk.shape)}",
+                    got=f"{sizes[chunk.file]} bytes" if sizes[chunk.file] >= 0 else "no file",
+                    fix="The file was changed or cut off: use another checkpoint",
+                )
 
 
 class OpenFile:

@@ -130,6 +130,7 @@ class TrainingEntry(Record):
         seed: Of random ops.
         optimizer: None where there was none.
         schedulers: State of each, encoded, without what it keeps for each group.
+        scheduler_types: Name of the class of each.
         scale: State of the loss scaling, encoded.
         random: State of the random generators of each process, encoded, by rank.
         data: The user's position in the data, encoded.
@@ -139,6 +140,7 @@ class TrainingEntry(Record):
     seed: int
     optimizer: OptimizerEntry | None = None
     schedulers: tuple[dict[str, Any], ...] = ()
+    scheduler_types: tuple[str, ...] = ()
     scale: dict[str, Any] | None = None
     random: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data: Any = None

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from graphpipe.errors import CheckpointError
-from graphpipe.runtime.checkpoint.engine import OpenFile
+from graphpipe.runtime.checkpoint.engine import OpenFile, check_sizes
 from graphpipe.runtime.checkpoint.folder import locate, read_index
 from graphpipe.runtime.checkpoint.index import Index, TensorEntry
 
@@ -46,6 +46,7 @@ def read_tensors(
     Raises:
         CheckpointError: if a file is damaged.
     """
+    check_sizes(folder, entries)
     for entry in entries:
         whole = torch.empty(entry.shape, dtype=entry.torch_dtype)
         for chunk in entry.chunks:

@@ -11,6 +11,7 @@ import torch
 
 from graphpipe.errors import CheckpointError
 from graphpipe.graph.model_graph import ModelGraph
+from graphpipe.runtime.checkpoint.engine import check_sizes
 from graphpipe.runtime.checkpoint.facts import GroupMatch, schedulers_of
 from graphpipe.runtime.checkpoint.index import Index, TensorEntry
 from graphpipe.runtime.checkpoint.pieces import Piece, place_of
@@ -62,6 +63,7 @@ class Restore:
         self.folder = folder
         self.index = index
         check_model(index, graph, str(folder))
+        check_sizes(folder, index.tensors)
         self._graph = graph
         self._others = _other_buffers(index, graph)
         if self._others and not model_only:
@@ -103,6 +105,14 @@ class Restore:
                 expected=f"{len(training.schedulers)}, as they were saved",
                 got=len(schedulers),
                 fix="Give the same schedulers in the same order: load(..., schedulers=[...])",
+            )
+        types = tuple(type(scheduler).__name__ for scheduler in schedulers)
+        if types != training.scheduler_types:
+            raise CheckpointError(
+                "The checkpoint has learning rate schedulers of other kinds",
+                expected=", ".join(training.scheduler_types),
+                got=", ".join(types),
+                fix="Give the same schedulers in the same order, or load with model_only=True",
             )
         if (worker.scale is None) != (training.scale is None):
             raise CheckpointError(
