@@ -43,7 +43,7 @@ def parse_task(text: str) -> Task:
 
 
 Priority = Literal["sample", "turns", "critical_path"]
-"""Priorities of list scheduling, see :mod:`graphpipe.plan.builders.list_schedule`."""
+"""Priorities of list scheduling, see ``graphpipe.plan.builders.list_schedule``."""
 
 
 class Schedule(Record):

@@ -28,7 +28,7 @@ T >= the sum of the k + 1 smallest of these. The least T without such a contradi
 bound; it is found by bisection, since what contradicts T contradicts every smaller time.
 
 Way. Large micro-batches make work cheap and the way of the first sample long: see
-:mod:`graphpipe.planner.way_bound`.
+``graphpipe.planner.way_bound``.
 
 Times are rounded to nanoseconds in a simulation; the bound is lowered by what rounding can
 gain: half a nanosecond per task of a unit, and one per unit and direction for a short last

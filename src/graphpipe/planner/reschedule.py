@@ -62,7 +62,7 @@ def reschedule(
         after_ns: By rank, what follows its last task.
         rounds: Backward-forward rounds after the first forward pass.
         order: Lists of task numbers that must run one after the other in this order.
-        priority: Of the first forward pass, see :func:`~graphpipe.plan.builders.list_schedule`.
+        priority: Of the first forward pass, see ``graphpipe.plan.builders.list_schedule``.
         lead: Likewise.
         enough_ns: No more rounds once the schedule is as short as this.
         hopeless_ns: Nor if the first pass is longer than this.

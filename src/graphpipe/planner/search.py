@@ -75,7 +75,7 @@ def plan(
         stages: Exactly so many parts, one device each (with ``replicas=False``).
         families: ``graph``, ``chain`` and ``sequential``, see
             :class:`~graphpipe.planner.seeds.Freedom`, and ``shared``: stages with layouts of
-            their own on the same devices, see :mod:`~graphpipe.planner.shared_search`.
+            their own on the same devices, see ``graphpipe.planner.shared_search``.
         budget: The most candidates to judge.
         time_limit: Seconds after which the best so far is returned.
         progress: Called now and then with (candidates judged, seconds of the best iteration).
