@@ -525,6 +525,8 @@ def main() -> None:
     if options.merge and options.json is not None and options.json.exists():
         rows = merged(json.loads(options.json.read_text(encoding="utf-8"))["rows"], rows)
     command = f"python benchmarks/fidelity.py --repeats {options.repeats} --passes {options.passes}"
+    if options.merge:
+        command += " --models A,B --merge"
     heading = [*HEADING.splitlines(), "", f"Measured on {today} with `{command}`: {machine}."]
     page = as_markdown(rows, heading)
     print(page)
