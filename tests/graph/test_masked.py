@@ -65,6 +65,16 @@ MEANS: dict[str, tuple[Callable[[Tensor, Any], Tensor], Any]] = {
         lambda o, t: F.binary_cross_entropy(o.sigmoid()[t[1]], t[0][t[1]]),
         (VALUES, MASK),
     ),
+    "binary with logits": (
+        lambda o, t: F.binary_cross_entropy_with_logits(o[t[1]], t[0][t[1]]),
+        (VALUES, MASK),
+    ),
+    "binary with logits, summed over a count": (
+        lambda o, t: (
+            F.binary_cross_entropy_with_logits(o[t[1]], t[0][t[1]], reduction="sum") / t[1].sum()
+        ),
+        (VALUES, MASK),
+    ),
     "summed loss over a count": (
         lambda o, t: F.mse_loss(o[t[1]], t[0][t[1]], reduction="sum") / t[1].sum(),
         (VALUES, MASK),

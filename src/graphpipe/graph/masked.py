@@ -30,7 +30,7 @@ _LOSSES = {
     "smooth_l1_loss": 2,
     "huber_loss": 2,
     "binary_cross_entropy": 3,
-    "binary_cross_entropy_with_logits": 3,
+    "binary_cross_entropy_with_logits": 4,
 }
 """Losses that go element by element, and which argument is the reduction."""
 
