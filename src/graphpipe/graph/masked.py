@@ -75,7 +75,10 @@ class _Masks:
             if name in ("index", "masked_select"):
                 self._pick(node)
             elif name == "getitem" and node.args[0] in self._lists:
-                self._picked[node] = self._lists[node.args[0]][node.args[1]]  # type: ignore
+                source: Any
+                place: Any
+                source, place = node.args
+                self._picked[node] = self._lists[source][place]
             elif any(source in self._picked for source in node.all_input_nodes):
                 self._follow(node, name)
 
@@ -105,7 +108,8 @@ class _Masks:
         elif name in ("sum", "mean") and self._everything(node):
             self._replace(node, self._reduced(found[0], name, node))
         elif name == "broadcast_tensors":
-            self._lists[node] = [self._picked[source] for source in node.args[0]]  # type: ignore
+            tensors: Any = node.args[0]
+            self._lists[node] = [self._picked[source] for source in tensors]
         elif torch.Tag.pointwise in getattr(node.target, "tags", ()) or name in _COPIES:
             self._apply(node, node.args)
         elif name in ("softmax", "log_softmax", "sum", "mean") and len(node.args) > 1:
